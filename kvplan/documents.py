@@ -1,0 +1,802 @@
+"""Everything that crosses a stage border.
+
+Each stage takes and returns frozen dataclasses from this module and nothing else; a document is one of
+them in an envelope, saved as one JSON file. Names carry the unit (`_bytes`, `_tokens`, `_s`,
+`_bytes_per_s`, `_ratio`), numbers are in base units, integers stay integers, and `None` means unknown,
+never zero. Fields are only ever added; a change of meaning raises the schema number (see files.py, which reads
+and writes them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeAlias, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:  # NumPy costs a tenth of a second that the readers of finished documents need not pay
+    import numpy as np
+    from numpy.typing import NDArray
+
+    IntArray: TypeAlias = NDArray[np.integer[Any]]
+    FloatArray: TypeAlias = NDArray[np.floating[Any]]
+
+Bytes = Annotated[int, msgspec.Meta(ge=0, description="bytes")]
+Tokens = Annotated[int, msgspec.Meta(ge=0, description="tokens")]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, description="seconds")]
+Ratio = Annotated[float, msgspec.Meta(ge=0, le=1, description="0..1")]
+Rate = Annotated[float, msgspec.Meta(ge=0, description="bytes per second")]
+
+Provenance = Literal["measured", "configured", "published", "assumed", "default"]
+Severity = Literal["info", "warning", "error"]
+LayerKind = Literal["full", "sliding", "chunked", "latent", "indexer", "recurrent", "cross", "draft"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something a reader should know: `code` is stable and for scripts, `text` is for people."""
+
+    severity: Severity
+    code: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One input to a conclusion: what it is, its value as printed, and where it came from."""
+
+    what: str
+    value: str
+    provenance: Provenance
+    source: str
+    date: str | None = None
+
+
+# ---------------------------------------------------------------------------------------------- model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRef:
+    """Which model: `id` as the user named it, `source` how it was found, `config_sha256` of the bytes read."""
+
+    id: str
+    source: Literal["hub", "path", "gguf", "catalogue"]
+    model_type: str
+    config_sha256: str
+    max_context_tokens: Tokens | None = None
+    revision: str | None = None
+    date: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCache:
+    """What one kind of layer keeps per sequence. `layers` such layers exist, all alike.
+
+    Per-token part, in elements of the KV dtype: `heads * (k_dim + v_dim)` for attention (`heads` KV heads,
+    whole model, before tensor parallelism), `k_dim` alone for latent and indexer caches (`heads` 1, `v_dim` 0).
+    It grows with every cached token, up to `window_tokens` where one is set (sliding and chunked layers).
+    Fixed part: `state_elements` in `state_bits` wide elements (recurrent and convolution state) and
+    `fixed_tokens` positions of the per-token part (cross attention: encoder positions).
+    `keys` names the config keys that said so, with the class default marked.
+    """
+
+    kind: LayerKind
+    layers: Count
+    heads: Count = 0
+    k_dim: Count = 0
+    v_dim: Count = 0
+    window_tokens: Tokens | None = None
+    fixed_tokens: Tokens = 0
+    state: tuple[StateTensor, ...] = ()
+    element_bits: int | None = None  # None: the KV dtype decides
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateTensor:
+    """One tensor of fixed size a recurrent layer keeps per sequence; `dtype` None follows the model's dtype.
+
+    `shard` says how tensor parallelism splits it: along its heads, or not at all.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str | None = None
+    shard: Literal["heads", "none"] = "heads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """What prefill costs: `linear_flops_per_token` and `attention_flops_per_token_sq`.
+
+    Prefilling n tokens from nothing takes linear * n + attention * n² floating point operations
+    (2 per multiply-add, causal half counted; windows shorter than n move from the square to the linear term).
+    """
+
+    linear_flops_per_token: float
+    attention_flops_per_token_sq: float
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Bytes of the checkpoint as stored, `bytes_per_gpu` on the fullest rank."""
+
+    bytes: Bytes
+    bytes_per_gpu: Bytes
+    params: Count
+    provenance: Provenance
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model as the cache sees it: `layers` holds every layer's cache, in the order first met.
+
+    `dtype` is the checkpoint's (bf16, fp16, fp32, …); `kv_dtype` is set where the checkpoint asks for another
+    KV dtype than its own. `weight_bytes` and `params` are whole-model.
+    """
+
+    ref: ModelRef
+    dtype: str
+    layers: tuple[LayerCache, ...]
+    num_layers: Count
+    vocab_size: Count | None = None
+    hidden_size: Count | None = None
+    num_attention_heads: Count | None = None
+    kv_dtype: str | None = None
+    weights: Weights | None = None
+    compute: Compute | None = None
+    findings: tuple[Finding, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallel:
+    """How one replica is spread: tensor, pipeline, data and decode-context parallel sizes."""
+
+    tp: Count = 1
+    pp: Count = 1
+    dp: Count = 1
+    dcp: Count = 1
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica."""
+        return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheGroup:
+    """One kind of layer in bytes, whole model, one copy.
+
+    `bytes_per_token` is the growth per cached token while the sequence is shorter than `window_tokens`
+    (for ever where there is no window); `bytes_per_sequence` is what a long sequence holds that does not grow:
+    a full window, recurrent state, cross attention.
+    """
+
+    kind: LayerKind
+    layers: Count
+    bytes_per_token: Bytes
+    bytes_per_sequence: Bytes
+    window_tokens: Tokens | None = None
+    arithmetic: str = ""
+    keys: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesAt:
+    """Bytes of `sequences` sequences of `tokens` tokens: in steady use, as admitted, with the hybrid manager off."""
+
+    tokens: Tokens
+    sequences: Count
+    steady_bytes: Bytes
+    admission_bytes: Bytes
+    hybrid_off_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCost:
+    """What caching costs. See docs/bytes.md for each definition."""
+
+    bytes_per_token: Bytes
+    bytes_per_sequence: Bytes
+    bytes_per_token_per_gpu: Bytes
+    bytes_per_sequence_per_gpu: Bytes
+    offload_bytes_per_token: Bytes
+    bytes_at: tuple[BytesAt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Concurrency:
+    """Sequences of `context_tokens` that the KV memory holds at once."""
+
+    context_tokens: Tokens
+    sequences: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMemory:
+    """One GPU's memory: usable = weights + overhead + kv; total - usable is left alone."""
+
+    gpu: str
+    total_bytes: Bytes
+    usable_bytes: Bytes
+    weights_bytes: Bytes
+    overhead_bytes: Bytes
+    kv_bytes: Bytes
+    kv_tokens: Tokens
+    overhead_provenance: Provenance = "assumed"
+    overhead_source: str = ""
+    max_concurrency: tuple[Concurrency, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one token and one sequence cost in bytes, in the engine that will hold them."""
+
+    model: ModelRef
+    engine: str
+    kv_dtype: str
+    parallel: Parallel
+    block_tokens: Tokens
+    groups: tuple[CacheGroup, ...]
+    kv: KvCost
+    weights: Weights | None = None
+    memory: GpuMemory | None = None
+    compute: Compute | None = None
+    engine_view: Mapping[str, int | float | str | None] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- requests
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Requests:
+    """A request log as one table, ordered by arrival; never saved, so it holds NumPy arrays.
+
+    Request r has blocks `blocks[offsets[r]:offsets[r + 1]]`: dense ids from 0, each naming a whole prefix (one
+    parent, one depth), `block_tokens` tokens each. The last one holds only the remainder of `input_tokens[r]` where
+    `input_tokens[r]` is less than `blocks * block_tokens`; a tail without a block (full blocks only) is never reused.
+    `output_tokens` is 0 and `duration_s` NaN where the log does not say. `tenant` and `session` index `tenants` and
+    count from 0; -1 means the log names none.
+    """
+
+    block_tokens: int
+    time_s: FloatArray
+    input_tokens: IntArray
+    output_tokens: IntArray
+    duration_s: FloatArray
+    offsets: IntArray
+    blocks: IntArray
+    tenant: IntArray
+    session: IntArray
+    tenants: tuple[str, ...]
+    sources: tuple[LogSource, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSource:
+    """One log file as read: `skipped` lines were bad and left out because the user allowed it."""
+
+    name: str
+    format: str
+    sha256: str
+    requests: Count
+    skipped: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CurvePoint:
+    """Hits of an LRU prefix cache of `capacity_blocks` blocks, cold start, whole log.
+
+    `hit_ratio` is `hit_tokens` over the log's input tokens. `hit_requests` had at least one block hit.
+    `reused_prefix_tokens_sq` is the sum over requests of (hit prefix in tokens)², for the quadratic part of
+    recompute time. `fill_time_s` is how long novel blocks take to fill the cache (None: the log never fills it).
+    `prefixes` splits the hits by prefix length, so that loading can be compared with recomputing per length.
+    """
+
+    capacity_blocks: Count
+    capacity_tokens: Tokens
+    hit_blocks: Count
+    hit_tokens: Tokens
+    hit_ratio: Ratio
+    hit_requests: Count
+    reused_prefix_tokens_sq: Count
+    fill_time_s: Seconds | None = None
+    prefixes: tuple[PrefixClass, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixClass:
+    """Requests whose reused prefix is at most `at_most_tokens` long (and longer than the class before)."""
+
+    at_most_tokens: Tokens
+    requests: Count
+    tokens: Tokens
+    tokens_sq: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Token-weighted reuse intervals: `tokens` were reused at most `at_most_s` after their last use."""
+
+    at_most_s: Seconds
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkingSet:
+    """Denning working set: distinct tokens referenced in a sliding window of `window_s` seconds."""
+
+    window_s: Seconds
+    mean_tokens: Tokens
+    max_tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Percentiles:
+    """Percentiles of a quantity over time (active tokens) or over requests (lengths)."""
+
+    p50: float
+    p95: float
+    p99: float
+    max: float
+    mean: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceModel:
+    """How long a request was held to be active: measured durations in the log, or a stated model."""
+
+    provenance: Provenance
+    prefill_tokens_per_s: float | None = None
+    decode_s_per_token: float | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """One tenant's share; `isolated_hit_tokens` is what it would reuse if it shared with nobody (infinite cache)."""
+
+    tenant: str
+    requests: Count
+    input_tokens: Tokens
+    hit_tokens: Tokens
+    isolated_hit_tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """A stretch of the log: requests and tokens that arrived in [start_s, start_s + width_s)."""
+
+    start_s: Seconds
+    width_s: Seconds
+    requests: Count
+    input_tokens: Tokens
+    output_tokens: Tokens
+    active_tokens: Tokens = 0
+    working_set_tokens: Tokens = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """Requests that ought to share a prefix and diverge: where, why, and what it costs."""
+
+    kind: str
+    position_tokens: Tokens
+    requests: Count
+    lost_tokens: Tokens
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What a request log reuses, in tokens, free of any model."""
+
+    sources: tuple[LogSource, ...]
+    requests: Count
+    span_s: Seconds
+    block_tokens: Tokens
+    input_tokens: Tokens
+    output_tokens: Tokens
+    novel_tokens: Tokens
+    block_references: Count
+    unique_blocks: Count
+    ceiling_hit_ratio: Ratio
+    engine_hit_ratio: Ratio
+    one_off_tokens_ratio: Ratio
+    curve: tuple[CurvePoint, ...]
+    active_tokens: Percentiles
+    active_requests: Percentiles
+    service: ServiceModel
+    input_lengths: Percentiles
+    output_lengths: Percentiles
+    optimal: tuple[CurvePoint, ...] = ()
+    reuse_intervals: tuple[Interval, ...] = ()
+    reused_prefix_lengths: tuple[PrefixClass, ...] = ()
+    working_set: tuple[WorkingSet, ...] = ()
+    load: tuple[Load, ...] = ()
+    tenants: tuple[Tenant, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- probe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """One memory node of the host."""
+
+    node: Count
+    total_bytes: Bytes
+    free_bytes: Bytes
+    cpus: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupLevel:
+    """Memory limit of one cgroup on the path from the process to the root; None means no limit at this level."""
+
+    path: str
+    limit_bytes: Bytes | None
+    current_bytes: Bytes | None
+    reclaimable_bytes: Bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuDevice:
+    """One GPU as its driver describes it; None is unknown, never a guess."""
+
+    index: Count
+    name: str
+    total_bytes: Bytes
+    free_bytes: Bytes
+    pci: str | None = None
+    numa_node: int | None = None
+    link_generation: int | None = None
+    link_width: int | None = None
+    max_link_generation: int | None = None
+    max_link_width: int | None = None
+    driver: str | None = None
+    compute_capability: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """What the machine is and what it allows. `usable_memory_bytes` honours every cgroup level and clean page cache."""
+
+    system: str
+    kernel: str
+    cpu: str
+    cores: Count
+    memory_total_bytes: Bytes
+    memory_available_bytes: Bytes
+    usable_memory_bytes: Bytes
+    container: str | None = None
+    cgroups: tuple[CgroupLevel, ...] = ()
+    memlock_bytes: Bytes | None = None
+    shm_total_bytes: Bytes | None = None
+    shm_free_bytes: Bytes | None = None
+    numa: tuple[NumaNode, ...] = ()
+    gpus: tuple[GpuDevice, ...] = ()
+    gpu_status: str = "no GPU"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One measured cell of one link: `granule_bytes` a piece, `depth` pieces in flight.
+
+    `concurrent` names what else ran at the same time ("none", "opposite direction", "decode", …). `flags` say
+    why a planner must not trust the cell ("page-cache", "unproven-direct", "not-steady", "corrupt", …); an empty
+    list is a clean measurement.
+    """
+
+    source: str
+    target: str
+    direction: Literal["read", "write", "h2d", "d2h", "mixed"]
+    granule_bytes: Bytes
+    depth: Count
+    samples: Count
+    p5_bytes_per_s: Rate
+    p50_bytes_per_s: Rate
+    p95_bytes_per_s: Rate
+    p50_latency_s: Seconds
+    p99_latency_s: Seconds
+    method: str
+    concurrent: str = "none"
+    cpu_s_per_gb: float | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """One folder's drive: what it is, how much is free, and whether I/O to it was proven to bypass the page cache."""
+
+    path: str
+    filesystem: str
+    device: str
+    total_bytes: Bytes
+    free_bytes: Bytes
+    direct: Literal["proven", "unproven", "no"]
+    proof: tuple[str, ...] = ()
+    model: str | None = None
+    rotational: bool | None = None
+    rated_endurance_bytes: Bytes | None = None
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillPoint:
+    """One measured prefill: `tokens` new tokens behind `prefix_tokens` cached ones took `seconds`."""
+
+    tokens: Tokens
+    prefix_tokens: Tokens
+    seconds: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """Recompute cost of tokens [p, n): t0 + a * (n - p) + b * (n² - p²) seconds of one replica's GPUs.
+
+    `low_ratio` and `high_ratio` bound the true time as multiples of this; `worst_relative_error` is that of the fit
+    over `points`.
+    """
+
+    model: str
+    device: str
+    t0_s: Seconds
+    a_s_per_token: Seconds
+    b_s_per_token_sq: Seconds
+    provenance: Provenance
+    source: str
+    points: tuple[PrefillPoint, ...] = ()
+    worst_relative_error: float | None = None
+    low_ratio: float = 1.0
+    high_ratio: float = 1.0
+    max_measured_tokens: Tokens | None = None
+
+    def seconds(self, tokens: float, prefix: float = 0) -> float:
+        """Seconds to prefill `tokens` tokens of which the first `prefix` are cached."""
+        new, square = tokens - prefix, tokens**2 - prefix**2
+        return self.t0_s + self.a_s_per_token * new + self.b_s_per_token_sq * square
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Measurements of one host."""
+
+    host: Host
+    links: tuple[Link, ...] = ()
+    capacity: tuple[Disk, ...] = ()
+    prefill: tuple[Prefill, ...] = ()
+    written_bytes: Bytes = 0
+    wall_s: Seconds = 0.0
+    findings: tuple[Finding, ...] = ()
+
+
+# ---------------------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSpec:
+    """A GPU of the catalogue: published facts with their source and date.
+
+    `prefill_efficiency` is the (low, middle, high) share of `flops` that real servers reach in prefill.
+    """
+
+    name: str
+    memory_bytes: Bytes
+    memory_bytes_per_s: Rate
+    flops: Mapping[str, float]
+    link_bytes_per_s: Rate
+    achievable_link_bytes_per_s: Rate
+    prefill_efficiency: tuple[float, float, float]
+    source: str
+    date: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What the operator allows and wants; every default is stated in the plan's evidence."""
+
+    engine: str = "vllm"
+    gpu_memory_utilization: Ratio = 0.92
+    active_percentile: Literal["p50", "p95", "p99", "max"] = "p99"
+    growth: float = 1.0
+    headroom_ratio: Ratio = 0.1
+    tolerance_ratio: Ratio = 0.02
+    minimum_gain_ratio: Ratio = 0.02
+    host_memory_bytes: Bytes | None = None
+    disk_bytes: Bytes | None = None
+    forbid_disk: bool = False
+    forbid_host: bool = False
+    ttl_s: Seconds | None = None
+    slo_ttft_s: Seconds | None = None
+    replicas: Count = 1
+    host_link_bytes_per_s: Rate | None = None
+    allow_flagged_links: bool = False
+    disk_write_days: Seconds | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetItem:
+    """One line of a budget."""
+
+    name: str
+    bytes: Bytes
+    provenance: Provenance
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """Memory of one tier for reusable KV cache: what to set, what it holds, and the hit ratio up to and with it.
+
+    `requested_bytes` is what the flag says, `usable_bytes` what the engine can fill, `bytes` what adds reuse beyond
+    the tiers above (an inclusive tier repeats what the GPU holds). `items` account for all of `limit_bytes`.
+    """
+
+    bytes: Bytes
+    requested_bytes: Bytes
+    usable_bytes: Bytes
+    tokens: Tokens
+    hit_ratio: Ratio
+    why: str
+    limit_bytes: Bytes | None = None
+    items: tuple[BudgetItem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budgets:
+    """The three budgets: reusable blocks on the GPUs of one replica, in host memory, on disk."""
+
+    gpu: Budget
+    host: Budget
+    disk: Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One option with its arithmetic: GPU seconds an hour that recomputing would cost more than with no tier at all."""
+
+    name: Literal["nothing", "recommended", "knee", "largest"]
+    host_bytes: Bytes
+    disk_bytes: Bytes
+    hit_ratio: Ratio
+    saved_s_per_hour: float
+    load_s_per_hour: float
+    store_s_per_hour: float
+    net_s_per_hour: float
+    stored_bytes_per_hour: float
+    loaded_bytes_per_hour: float
+    feasible: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakEven:
+    """Recomputing against loading a prefix of `prefix_tokens`; `verdict` allows 20 % for a tie."""
+
+    tier: Literal["host", "disk"]
+    prefix_tokens: Tokens
+    recompute_s: Seconds
+    load_s: Seconds
+    break_even_bytes_per_s: Rate
+    link_bytes_per_s: Rate
+    verdict: Literal["load", "recompute", "measure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierPoint:
+    """One point of the benefit curve: a tier of `bytes` beside the GPU cache."""
+
+    tier: Literal["host", "disk"]
+    bytes: Bytes
+    tokens: Tokens
+    hit_ratio: Ratio
+    net_s_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benefit:
+    """What the recommendation gains over nothing. Rates are requests per second one replica can sustain."""
+
+    gpu_s_per_hour_saved: float
+    gpu_busy_ratio_off: float
+    gpu_busy_ratio_on: float
+    capacity_gain_ratio: float
+    sustainable_rate_off: float | None = None
+    sustainable_rate_on: float | None = None
+    usd_per_hour: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A bound of the machine or the policy, and what the plan needs of it."""
+
+    name: str
+    limit: float
+    needed: float
+    unit: Literal["bytes", "bytes_per_s", "s", "ratio"]
+    ok: bool
+    why: str
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sensitivity:
+    """How the recommendation moves when one input does."""
+
+    what: str
+    change: str
+    host_bytes: Bytes
+    disk_bytes: Bytes
+    net_s_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confidence:
+    """A: links measured, a week of logs, live A/B. B: links measured and logs. C: any default or assumed input."""
+
+    grade: Literal["A", "B", "C"]
+    reasons: tuple[str, ...]
+    raise_by: tuple[str, ...]
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document(Generic[T]):
+    """One stage's result in its envelope: `schema` is the version of the kind, `kvplan` the tool's version."""
+
+    kind: str
+    schema: int
+    kvplan: str
+    created: str
+    data: T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInputs:
+    """The whole documents a plan was made from, so that one file is enough to render and to check it."""
+
+    estimate: Document[Estimate]
+    workload: Document[Workload]
+    probe: Document[Probe] | None = None
+    gpu: GpuSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """GPU, host and disk budgets, with the arithmetic that led there."""
+
+    decision: str
+    verdict: Literal["nothing", "host", "disk", "host+disk"]
+    inputs: PlanInputs
+    policy: Policy
+    prefill: Prefill
+    budgets: Budgets
+    alternatives: tuple[Alternative, ...]
+    break_even: tuple[BreakEven, ...]
+    curve: tuple[TierPoint, ...]
+    benefit: Benefit
+    limits: tuple[Limit, ...]
+    sensitivity: tuple[Sensitivity, ...]
+    config: Mapping[str, str]
+    confidence: Confidence
+    evidence: tuple[Evidence, ...]
+    findings: tuple[Finding, ...] = ()

@@ -1,0 +1,132 @@
+"""Documents as files: the envelope, JSON text, the JSON Schema, and writing that never leaves half a file."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from kvplan import __version__
+from kvplan.documents import Document, Estimate, Model, Plan, Probe, Workload
+from kvplan.errors import KvplanError
+
+SCHEMA = 1
+
+T = TypeVar("T")
+
+_TYPES: dict[str, Any] = {
+    "kvplan.model": Document[Model],
+    "kvplan.estimate": Document[Estimate],
+    "kvplan.workload": Document[Workload],
+    "kvplan.probe": Document[Probe],
+    "kvplan.plan": Document[Plan],
+}
+_KINDS: dict[type[Any], str] = {
+    Model: "kvplan.model",
+    Estimate: "kvplan.estimate",
+    Workload: "kvplan.workload",
+    Probe: "kvplan.probe",
+    Plan: "kvplan.plan",
+}
+
+
+def now() -> str:
+    """The time stamp of a new document, UTC. SOURCE_DATE_EPOCH fixes it, as reproducible builds do."""
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    moment = datetime.datetime.fromtimestamp(int(epoch), datetime.UTC) if epoch else datetime.datetime.now(datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def wrap(data: T) -> Document[T]:
+    """Put one stage's result in its envelope."""
+    return Document(kind=_KINDS[type(data)], schema=SCHEMA, kvplan=__version__, created=now(), data=data)
+
+
+def dump(document: Document[Any]) -> str:
+    """The document as indented JSON, the same text for the same content, with a final newline."""
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    kind: str
+    schema: int
+
+
+def parse(text: bytes, name: str) -> Document[Any]:
+    """Read any kvplan document from its JSON text; `name` is what an error calls it.
+
+    Raises KvplanError for text that is no JSON, no kvplan document, a newer schema or a field of the wrong type.
+    """
+    try:
+        head = msgspec.json.decode(text, type=_Head)
+    except msgspec.ValidationError:
+        message = f"{name}: not a kvplan document (no 'kind' and 'schema'): make one with a kvplan command and -o FILE"
+        raise KvplanError(message) from None
+    except msgspec.DecodeError as error:
+        raise KvplanError(f"{name}: not valid JSON: {error}") from None
+    if head.kind not in _TYPES:
+        raise KvplanError(f"{name}: unknown document kind {head.kind!r} (known: {', '.join(_TYPES)})")
+    if head.schema > SCHEMA:
+        message = f"{name}: has schema {head.schema}, kvplan {__version__} reads up to schema {SCHEMA}: upgrade kvplan"
+        raise KvplanError(message)
+    try:
+        document: Document[Any] = msgspec.json.decode(text, type=_TYPES[head.kind])
+    except msgspec.ValidationError as error:
+        raise KvplanError(f"{name}: {error}") from None
+    return document
+
+
+def reason(error: OSError) -> str:
+    """The operating system's own words for an error, as the tail of a sentence."""
+    return (error.strerror or str(error)).lower()
+
+
+def load(path: Path) -> Document[Any]:
+    """Read a document from a file, or from standard input for '-'. Raises KvplanError naming the file."""
+    if str(path) == "-":
+        return parse(sys.stdin.buffer.read(), "standard input")
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise KvplanError(f"{path}: {reason(error)}") from None
+    return parse(text, str(path))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old file or the whole new one, never a part.
+
+    Raises KvplanError naming the path where the folder is missing, unwritable or full.
+    """
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    except OSError as error:
+        raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException as error:
+        os.unlink(temporary)
+        if isinstance(error, OSError):
+            raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
+        raise
+
+
+def json_schema(kind: str) -> dict[str, Any]:
+    """JSON Schema of one document kind ('estimate' or 'kvplan.estimate'). Raises KvplanError for an unknown one."""
+    full = kind if kind.startswith("kvplan.") else f"kvplan.{kind}"
+    if full not in _TYPES:
+        known = ", ".join(name.removeprefix("kvplan.") for name in _TYPES)
+        raise KvplanError(f"unknown document kind {kind!r} (known: {known})")
+    schema: dict[str, Any] = msgspec.json.schema(_TYPES[full])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": full, **schema}
