@@ -130,3 +130,11 @@ def json_schema(kind: str) -> dict[str, Any]:
         raise KvplanError(f"unknown document kind {kind!r} (known: {known})")
     schema: dict[str, Any] = msgspec.json.schema(_TYPES[full])
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": full, **schema}
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder for files that belong to a document. Raises KvplanError naming it."""
+    try:
+        path.mkdir(exist_ok=True)
+    except OSError as error:
+        raise KvplanError(f"{path}: cannot make folder: {reason(error)}") from None

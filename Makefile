@@ -1,0 +1,46 @@
+# Two commands need nothing but Python 3.11 and make: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# constraints.txt pins the torch that development uses; on a GPU host the same pin takes its CUDA build.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test lint style gpu-check bench clean
+
+help: ## Show this list.
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("kvplan needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade "pip>=25.1"
+
+$(VENV)/.user: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) --editable ".[gpu]" --group dev
+	@touch $@ $(VENV)/.user
+
+demo: $(VENV)/.user ## One capacity review of this host, start to end: review.html and review.md.
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/review.sh
+
+test: $(VENV)/.dev lint ## Lint, types and every test.
+	$(BIN)/pytest -n 2 --dist loadfile
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+style: $(VENV)/.dev ## Format the code and fix what can be fixed.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+gpu-check: $(VENV)/.dev ## On a GPU host: measure its links in under five minutes and print one page.
+	$(BIN)/python benchmarks/gpu_check.py
+
+clean:
+	rm -rf $(VENV) demo review.html review.md review-files

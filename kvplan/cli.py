@@ -1,0 +1,506 @@
+"""The command line: parse, import one stage, call it, show its document.
+
+Only this module is lazy: a stage is imported inside its command, so that `kvplan --help` costs a fraction of a second
+and no command pays for a library that it does not use.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kvplan.errors import KvplanError, UsageError
+from kvplan.units import parse_duration, parse_rate, parse_size, parse_tokens
+
+if TYPE_CHECKING:
+    from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Plan, Policy, Workload
+
+app = typer.Typer(
+    help="How much GPU, host and disk memory to give to the KV cache, and why.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+V = TypeVar("V")
+
+Json = Annotated[bool, typer.Option("--json", help="Print the document as JSON on standard output, nothing else.")]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE, whole or not at all.")
+]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No notes or progress on standard error.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", metavar="MODEL", help="A folder, config.json, Hub id, or a name from `kvplan models`."),
+]
+Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a Hub model.")]
+Engine = Annotated[str, typer.Option(help="Engine that will hold the cache; none is the logical need.")]
+KvDtype = Annotated[str, typer.Option(help="KV cache dtype: auto, bf16, fp16, fp8, …")]
+Tp = Annotated[int, typer.Option(min=1, help="Tensor parallel size.")]
+Pp = Annotated[int, typer.Option(min=1, help="Pipeline parallel size.")]
+Dp = Annotated[int, typer.Option(min=1, help="Data parallel size.")]
+Dcp = Annotated[int, typer.Option(min=1, help="Decode context parallel size.")]
+Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="A GPU of the catalogue, such as h100-80gb.")]
+MaxModelLen = Annotated[str | None, typer.Option(metavar="TOKENS", help="Longest sequence the engine will accept.")]
+BlockTokens = Annotated[int | None, typer.Option(min=1, help="Tokens of one block.")]
+Format = Annotated[str | None, typer.Option(help="Log format; detected when left out.")]
+Tokenizer = Annotated[Path | None, typer.Option(metavar="DIR", help="Local tokenizer folder, for logs of text.")]
+TenantBy = Annotated[str | None, typer.Option(metavar="FIELD", help="Log field that names the tenant.")]
+Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time a cached block may be kept, such as 10m.")]
+HostMemory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Most host memory the cache may take, such as 512GiB.")
+]
+DiskSize = Annotated[
+    str | None, typer.Option("--disk", metavar="SIZE", help="Most disk the cache may take, such as 4TB.")
+]
+ForbidDisk = Annotated[bool, typer.Option("--forbid-disk", help="Never keep cache on a disk.")]
+SloTtft = Annotated[str | None, typer.Option(metavar="TIME", help="Target time to first token, such as 2s.")]
+Replicas = Annotated[int, typer.Option(min=1, help="Replicas that share the log's requests.")]
+HostLink = Annotated[str | None, typer.Option(metavar="RATE", help="Host to GPU rate to plan with, such as 25GB/s.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from kvplan import __version__
+
+        print(f"kvplan {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(2)
+
+
+def _opt(flag: str, text: str | None, parse: Callable[[str], V]) -> V | None:
+    """Parse one option's text; an error names the flag."""
+    if text is None:
+        return None
+    try:
+        return parse(text)
+    except UsageError as error:
+        raise UsageError(f"{flag}: {error}") from None
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(parse_tokens(part) for part in text.split(",") if part.strip())
+
+
+def _gpu_spec(name: str | None) -> GpuSpec | None:
+    if name is None:
+        return None
+    from kvplan.catalog import gpu
+
+    return gpu(name)
+
+
+def _required(value: V | None, flag: str) -> V:
+    if value is None:
+        raise UsageError(f"{flag} is missing")
+    return value
+
+
+def _estimate(model: str, revision: str | None, options: EstimateOptions) -> Document[Estimate]:
+    from kvplan.estimate import estimate as run
+    from kvplan.files import wrap
+    from kvplan.model import load_model
+
+    return wrap(run(load_model(model, revision), options))
+
+
+@app.command()
+def estimate(
+    model: ModelName = None,
+    revision: Revision = None,
+    engine: Engine = "none",
+    kv_dtype: KvDtype = "auto",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    dp: Dp = 1,
+    dcp: Dcp = 1,
+    block_tokens: BlockTokens = None,
+    max_model_len: MaxModelLen = None,
+    at: Annotated[str, typer.Option(metavar="TOKENS,…", help="Lengths to price, such as 8k,32768.")] = "",
+    sequences: Annotated[int, typer.Option(min=1, help="Sequences at each of those lengths.")] = 1,
+    gpu: Gpu = None,
+    gpu_memory: Annotated[str | None, typer.Option(metavar="SIZE", help="Memory of one GPU, such as 80GiB.")] = None,
+    kv_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What is left for the cache on each rank.")
+    ] = None,
+    utilization: Annotated[
+        float | None, typer.Option(min=0.0, max=1.0, help="The engine's own memory fraction, in its meaning.")
+    ] = None,
+    overhead: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Activations, graphs and context per GPU.")
+    ] = None,
+    max_num_batched_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of one scheduler step.")] = None,
+    hybrid_kv_cache_manager: Annotated[
+        bool, typer.Option("--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager", help="Per-layer-kind block pools.")
+    ] = True,
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """What one token and one sequence cost in bytes, from the model's own config.
+
+    Example: kvplan estimate --model llama-3.1-8b --engine vllm --gpu h100-80gb --at 8k,32k
+    """
+    from kvplan.console import answer
+    from kvplan.documents import EstimateOptions, Parallel
+
+    options = EstimateOptions(
+        engine=engine,
+        kv_dtype=kv_dtype,
+        parallel=Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp),
+        block_tokens=block_tokens,
+        max_model_len=_opt("--max-model-len", max_model_len, parse_tokens),
+        at=_opt("--at", at, _lengths) or (),
+        sequences=sequences,
+        gpu=_gpu_spec(gpu),
+        gpu_memory_bytes=_opt("--gpu-memory", gpu_memory, parse_size),
+        kv_memory_bytes=_opt("--kv-memory", kv_memory, parse_size),
+        utilization=utilization,
+        overhead_bytes=_opt("--overhead", overhead, parse_size),
+        max_num_batched_tokens=max_num_batched_tokens,
+        hybrid_manager=hybrid_kv_cache_manager,
+    )
+    document = _estimate(_required(model, "--model"), revision, options)
+    answer(document, as_json=as_json, output=output, quiet=quiet)
+
+
+def _workload(
+    logs: list[Path],
+    *,
+    quiet: bool,
+    format: str | None = None,
+    block_tokens: int | None = None,
+    tokenizer: Path | None = None,
+    tenant_by: str | None = None,
+    skip_bad: int = 0,
+    capacity_blocks: tuple[int, ...] = (),
+    capacity_tokens: tuple[int, ...] = (),
+    ttl_s: float | None = None,
+) -> Document[Workload]:
+    from kvplan.console import progress
+    from kvplan.files import wrap
+    from kvplan.logs import read
+    from kvplan.workload import profile
+
+    with progress(quiet) as listen:
+        requests = read(
+            logs,
+            format=format,
+            block_tokens=block_tokens,
+            tokenizer=tokenizer,
+            tenant_by=tenant_by,
+            skip_bad=skip_bad,
+            progress=listen,
+        )
+        data = profile(
+            requests, capacity_blocks=capacity_blocks, capacity_tokens=capacity_tokens, ttl_s=ttl_s, progress=listen
+        )
+    return wrap(data)
+
+
+@app.command()
+def workload(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG…", help="Request logs; - is standard input.")],
+    format: Format = None,
+    block_tokens: BlockTokens = None,
+    tokenizer: Tokenizer = None,
+    capacity_blocks: Annotated[list[int] | None, typer.Option(min=1, help="An exact capacity, in blocks.")] = None,
+    capacity_tokens: Annotated[list[str] | None, typer.Option(metavar="TOKENS", help="An exact capacity.")] = None,
+    tenant_by: TenantBy = None,
+    ttl: Ttl = None,
+    skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0,
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """What a request log really reuses, at every cache size.
+
+    Example: kvplan workload trace.jsonl.gz --capacity-blocks 10000
+    """
+    from kvplan.console import answer
+
+    document = _workload(
+        logs,
+        quiet=quiet,
+        format=format,
+        block_tokens=block_tokens,
+        tokenizer=tokenizer,
+        tenant_by=tenant_by,
+        skip_bad=skip_bad,
+        capacity_blocks=tuple(capacity_blocks or ()),
+        capacity_tokens=tuple(_opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ()),
+        ttl_s=_opt("--ttl", ttl, parse_duration),
+    )
+    answer(document, as_json=as_json, output=output, quiet=quiet)
+
+
+@app.command()
+def probe(
+    disk: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="A folder on the drive to measure.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="host, disk or gpu; repeat for several.")] = None,
+    budget: Annotated[str, typer.Option(metavar="TIME", help="Time to spend.")] = "1m",
+    write_budget: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes to write.")] = "8GiB",
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure this host: its memory and limits, its drives with direct I/O, its GPUs with page-locked copies.
+
+    Example: kvplan probe --disk /mnt/nvme -o host.json
+    """
+    from kvplan.console import answer, note, progress
+    from kvplan.documents import ProbeOptions
+    from kvplan.files import wrap
+    from kvplan.probe import announce, measure
+
+    options = ProbeOptions(
+        disks=tuple(str(path) for path in disk or ()),
+        only=tuple(only or ()),
+        budget_s=_opt("--budget", budget, parse_duration) or 60.0,
+        write_budget_bytes=_opt("--write-budget", write_budget, parse_size) or 0,
+    )
+    for line in announce(options):
+        note(line, quiet)
+    with progress(quiet) as listen:
+        data = measure(options, listen)
+    answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
+
+
+def _pick(documents: list[Document[Any]], kind: str, needed: bool) -> Any:
+    """The one document of a kind among those given."""
+    found = [document for document in documents if document.kind == f"kvplan.{kind}"]
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} {kind} documents given, one is wanted")
+    if not found and needed:
+        raise UsageError(f"no {kind} document given: make one with `kvplan {kind} … -o {kind}.json`")
+    return found[0] if found else None
+
+
+def _plan(documents: list[Document[Any]], gpu: str | None, policy: Policy) -> Document[Plan]:
+    from kvplan.files import wrap
+    from kvplan.plan import make
+
+    inputs = (_pick(documents, "estimate", True), _pick(documents, "workload", True), _pick(documents, "probe", False))
+    return wrap(make(*inputs, _gpu_spec(gpu), policy))
+
+
+def _policy(
+    engine: str,
+    host_memory: str | None,
+    disk: str | None,
+    forbid_disk: bool,
+    ttl: str | None,
+    slo_ttft: str | None,
+    replicas: int,
+    host_link: str | None,
+) -> Policy:
+    from kvplan.documents import Policy
+
+    return Policy(
+        engine=engine,
+        host_memory_bytes=_opt("--host-memory", host_memory, parse_size),
+        disk_bytes=_opt("--disk", disk, parse_size),
+        forbid_disk=forbid_disk,
+        ttl_s=_opt("--ttl", ttl, parse_duration),
+        slo_ttft_s=_opt("--slo-ttft", slo_ttft, parse_duration),
+        replicas=replicas,
+        host_link_bytes_per_s=_opt("--host-link", host_link, parse_rate),
+    )
+
+
+def _exit_if_exceeded(document: Document[Plan]) -> None:
+    """Exit 3 when the plan exceeds a limit, so that a script can use kvplan as a gate."""
+    broken = [limit for limit in document.data.limits if not limit.ok]
+    if broken:
+        names = "; ".join(limit.name for limit in broken)
+        print(f"kvplan: limit exceeded: {names}", file=sys.stderr)
+        raise typer.Exit(3)
+
+
+@app.command()
+def plan(
+    documents: Annotated[
+        list[Path], typer.Argument(metavar="DOCUMENT…", help="estimate, workload and probe documents.")
+    ],
+    gpu: Gpu = None,
+    engine: Annotated[str, typer.Option(help="Engine to plan for.")] = "vllm",
+    host_memory: HostMemory = None,
+    disk: DiskSize = None,
+    forbid_disk: ForbidDisk = False,
+    ttl: Ttl = None,
+    slo_ttft: SloTtft = None,
+    replicas: Replicas = 1,
+    host_link: HostLink = None,
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """GPU, host and disk budgets for the KV cache, with reasons, limits and flags to paste.
+
+    Example: kvplan plan estimate.json workload.json host.json --gpu h100-80gb -o plan.json
+    """
+    from kvplan.console import answer
+    from kvplan.files import load
+
+    policy = _policy(engine, host_memory, disk, forbid_disk, ttl, slo_ttft, replicas, host_link)
+    document = _plan([load(path) for path in documents], gpu, policy)
+    answer(document, as_json=as_json, output=output, quiet=quiet)
+    _exit_if_exceeded(document)
+
+
+@app.command()
+def report(
+    documents: Annotated[list[Path] | None, typer.Argument(metavar="[DOCUMENT…]", help="Documents to render.")] = None,
+    model: ModelName = None,
+    revision: Revision = None,
+    log: Annotated[list[Path] | None, typer.Option(metavar="LOG", help="A request log to profile.")] = None,
+    probe_file: Annotated[
+        Path | None, typer.Option("--probe", metavar="FILE", help="A probe document of the target host.")
+    ] = None,
+    gpu: Gpu = None,
+    engine: Annotated[str, typer.Option(help="Engine to plan for.")] = "vllm",
+    kv_dtype: KvDtype = "auto",
+    tp: Tp = 1,
+    pp: Pp = 1,
+    max_model_len: MaxModelLen = None,
+    format: Format = None,
+    tokenizer: Tokenizer = None,
+    tenant_by: TenantBy = None,
+    host_memory: HostMemory = None,
+    disk: DiskSize = None,
+    forbid_disk: ForbidDisk = False,
+    ttl: Ttl = None,
+    slo_ttft: SloTtft = None,
+    replicas: Replicas = 1,
+    host_link: HostLink = None,
+    as_json: Json = False,
+    output: Annotated[
+        list[Path] | None, typer.Option("-o", "--output", metavar="FILE", help="FILE.html, FILE.md or FILE.json.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """A review document: from one document, from several, or straight from a model, a log and a probe.
+
+    Example: kvplan report --model llama-3.1-8b --log trace.jsonl --probe host.json --gpu h100-80gb -o review.html
+    """
+    from kvplan.console import note
+    from kvplan.documents import EstimateOptions, Parallel
+    from kvplan.files import load
+
+    paths = [*(documents or ()), *([probe_file] if probe_file else [])]
+    inputs: list[Document[Any]] = [load(path) for path in paths]
+    if model is not None:
+        options = EstimateOptions(
+            engine=engine,
+            kv_dtype=kv_dtype,
+            parallel=Parallel(tp=tp, pp=pp),
+            max_model_len=_opt("--max-model-len", max_model_len, parse_tokens),
+            gpu=_gpu_spec(gpu),
+        )
+        inputs.append(_estimate(model, revision, options))
+    if log:
+        inputs.append(_workload(log, quiet=quiet, format=format, tokenizer=tokenizer, tenant_by=tenant_by))
+    if not inputs:
+        raise UsageError("nothing to report: name a document, or give --model and --log")
+    if len(inputs) == 1:
+        document = inputs[0]
+    else:
+        policy = _policy(engine, host_memory, disk, forbid_disk, ttl, slo_ttft, replicas, host_link)
+        document = _plan(inputs, gpu, policy)
+    for path in output or ():
+        _write_report(document, path)
+        note(f"wrote {path}", quiet)
+    if as_json:
+        from kvplan.files import dump
+
+        sys.stdout.write(dump(document))
+    elif not output:
+        from kvplan.console import show
+
+        show(document)
+
+
+def _write_report(document: Document[Any], path: Path) -> None:
+    """Write one document as HTML, Markdown with its pictures beside it, or JSON, by the file's ending."""
+    from kvplan.files import dump, make_folder, write_atomically
+    from kvplan.report import html, markdown, sections
+
+    match path.suffix.lower():
+        case ".html" | ".htm":
+            write_atomically(path, html(sections(document)))
+        case ".md":
+            folder = path.with_name(f"{path.stem}-files")
+            text, figures = markdown(sections(document), folder.name)
+            if figures:
+                make_folder(folder)
+            for name, svg in figures.items():
+                write_atomically(folder / name, svg)
+            write_atomically(path, text)
+        case ".json":
+            write_atomically(path, dump(document))
+        case other:
+            raise UsageError(f"-o {path}: {other or 'no ending'} is no report format: use .html, .md or .json")
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """List the built-in catalogue of models, with the source and date of each entry."""
+    from kvplan.console import stdout
+    from kvplan.model import catalogue
+
+    entries = catalogue()
+    if as_json:
+        import msgspec
+
+        sys.stdout.write(msgspec.json.format(msgspec.json.encode(entries), indent=2).decode() + "\n")
+        return
+    from rich.table import Table
+
+    table = Table("name", "Hub id", "params", "context", "source", "date", box=None, pad_edge=False)
+    for entry in entries:
+        size = f"{entry.params / 1e9:.3g} B" if entry.params else "unknown"
+        context = f"{entry.max_context_tokens:,}" if entry.max_context_tokens else "unknown"
+        table.add_row(entry.name, entry.hub_id, size, context, entry.source, entry.date)
+    stdout().print(table)
+
+
+@app.command()
+def schema(
+    kind: Annotated[str, typer.Argument(help="estimate, workload, probe, plan, …")],
+) -> None:
+    """Print the JSON Schema of a document kind.
+
+    Example: kvplan schema plan
+    """
+    import json
+
+    from kvplan.files import json_schema
+
+    print(json.dumps(json_schema(kind), indent=2))
+
+
+def main() -> None:
+    """Run the command line. Expected failures are one line on standard error; KVPLAN_DEBUG=1 shows where they rose."""
+    try:
+        app()
+    except KvplanError as error:
+        if os.environ.get("KVPLAN_DEBUG"):
+            raise
+        print(f"kvplan: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,71 @@
+"""What the command line says and where: the answer on standard output, words and progress on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvplan.files import dump, write_atomically
+from kvplan.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from kvplan.documents import Document
+
+_PIPED_WIDTH = 200  # a pipe has no width; a narrow guess would fold every table
+
+
+def note(text: str, quiet: bool = False) -> None:
+    """Say something on standard error."""
+    if not quiet:
+        print(text, file=sys.stderr)
+
+
+def stdout() -> Console:
+    """The console of the answer: as wide as the terminal, or wide enough for whole tables when piped."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+
+
+def answer(document: Document[Any], *, as_json: bool, output: Path | None, quiet: bool) -> None:
+    """Give a document the way the user asked: JSON on standard output, a file, or a page to read."""
+    if output is not None:
+        write_atomically(output, dump(document))
+        note(f"wrote {output}", quiet)
+    if as_json:
+        sys.stdout.write(dump(document))
+        return
+    if output is None or not quiet:
+        show(document)
+
+
+def show(document: Document[Any]) -> None:
+    """Print a document as a page on standard output."""
+    from kvplan.report import print_page, sections
+
+    print_page(sections(document), stdout())
+
+
+@contextmanager
+def progress(quiet: bool = False) -> Iterator[Progress]:
+    """A progress line on standard error while work runs, where that is a terminal; otherwise nothing."""
+    if quiet or not sys.stderr.isatty():
+        yield silent
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn())
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def listen(what: str, done: float | None = None) -> None:
+            bar.update(task, description=what, completed=(done or 0.0) * 100, total=None if done is None else 100)
+
+        yield listen
