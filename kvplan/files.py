@@ -49,8 +49,12 @@ def wrap(data: T) -> Document[T]:
 
 
 def dump(document: Document[Any]) -> str:
-    """The document as indented JSON, the same text for the same content, with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
+    """The document as indented JSON, the same text for the same content, with a final newline.
+
+    It is read back once on the way, so that nothing leaves that could not be loaded and 3 and 3.0 are written alike.
+    """
+    checked = msgspec.json.decode(msgspec.json.encode(document), type=_TYPES[document.kind])
+    return msgspec.json.format(msgspec.json.encode(checked), indent=2).decode() + "\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
