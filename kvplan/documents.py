@@ -71,40 +71,57 @@ class ModelRef:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCache:
-    """What one kind of layer keeps per sequence. `layers` such layers exist, all alike.
+class StateTensor:
+    """One tensor of fixed size that a layer keeps per sequence, whatever the length.
 
-    Per-token part, in elements of the KV dtype: `heads * (k_dim + v_dim)` for attention (`heads` KV heads,
-    whole model, before tensor parallelism), `k_dim` alone for latent and indexer caches (`heads` 1, `v_dim` 0).
-    It grows with every cached token, up to `window_tokens` where one is set (sliding and chunked layers).
-    Fixed part: `state_elements` in `state_bits` wide elements (recurrent and convolution state) and
-    `fixed_tokens` positions of the per-token part (cross attention: encoder positions).
-    `keys` names the config keys that said so, with the class default marked.
+    `role` is "conv" (the last kernel - 1 input columns of a causal convolution, shape (channels, columns)), "state"
+    (what a recurrence carries on), or "buffer" (tokens that wait to be compressed). `dtype` is None where the
+    config does not say: then the engine decides, and engines differ. `split` says how tensor parallelism deals the
+    first axis out: parts as (units, rows of a unit), each rank taking its share of the units and at least one; empty
+    means that every rank holds the whole tensor.
+    """
+
+    role: Literal["conv", "state", "buffer"]
+    shape: tuple[Count, ...]
+    dtype: str | None = None
+    split: tuple[tuple[Count, Count], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCache:
+    """One cache of one layer, per sequence: a part that grows with tokens, a fixed part, or both.
+
+    Growing part, in elements of the KV dtype per entry: `heads * (k_dim + v_dim)` for attention (`heads` KV heads of
+    the whole model, before tensor parallelism); `k_dim` alone for latent and indexer caches (`heads` 1, `v_dim` 0).
+    One entry is kept per `tokens_per_entry` tokens (1 but for compressed caches), up to `window_tokens` where one is
+    set. `rope_dim` is the share of `k_dim` that carries the position in a latent. `slot_bytes` is set where the
+    architecture itself fixes the bytes of an entry, whatever the KV dtype (an indexer key in fp8 with its scale).
+    Cross attention holds `fixed_tokens` entries, the encoder's positions; None means as many as the encoder is given.
+    `state` lists tensors of fixed size. `keys` names the config keys that said so, class defaults marked.
     """
 
     kind: LayerKind
-    layers: Count
     heads: Count = 0
     k_dim: Count = 0
     v_dim: Count = 0
+    rope_dim: Count = 0
+    tokens_per_entry: Count = 1
     window_tokens: Tokens | None = None
-    fixed_tokens: Tokens = 0
+    fixed_tokens: Tokens | None = None
+    slot_bytes: Bytes | None = None
     state: tuple[StateTensor, ...] = ()
-    element_bits: int | None = None  # None: the KV dtype decides
     keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StateTensor:
-    """One tensor of fixed size a recurrent layer keeps per sequence; `dtype` None follows the model's dtype.
+class Layer:
+    """One kind of decoder layer: the caches it keeps of its own.
 
-    `shard` says how tensor parallelism splits it: along its heads, or not at all.
+    None where it only maps (an MLP or expert block) or reads another layer's cache; `note` says which.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str | None = None
-    shard: Literal["heads", "none"] = "heads"
+    caches: tuple[LayerCache, ...] = ()
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,15 +151,18 @@ class Weights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A model as the cache sees it: `layers` holds every layer's cache, in the order first met.
+    """A model as the cache sees it: `layers` are its distinct kinds of layer, `order` says which kind each layer is.
 
-    `dtype` is the checkpoint's (bf16, fp16, fp32, …); `kv_dtype` is set where the checkpoint asks for another
-    KV dtype than its own. `weight_bytes` and `params` are whole-model.
+    `order[i]` indexes `layers` for the i-th layer in order of execution, which grouping, pipeline stages and sharing
+    depend on; a model that runs a layer twice with two caches lists it twice, so `len(order)` may exceed
+    `num_layers`. `dtype` is the checkpoint's (bf16, fp16, fp32); `kv_dtype` is set where the checkpoint asks for
+    another KV dtype than its own. `weights` and `compute` are whole-model; None where the architecture is not counted.
     """
 
     ref: ModelRef
     dtype: str
-    layers: tuple[LayerCache, ...]
+    layers: tuple[Layer, ...]
+    order: tuple[Count, ...]
     num_layers: Count
     vocab_size: Count | None = None
     hidden_size: Count | None = None
@@ -151,6 +171,22 @@ class Model:
     weights: Weights | None = None
     compute: Compute | None = None
     findings: tuple[Finding, ...] = ()
+
+    def counted(self) -> tuple[tuple[Layer, int], ...]:
+        """Each distinct kind of layer with the number of layers of it, in the order first met."""
+        return tuple((layer, self.order.count(index)) for index, layer in enumerate(self.layers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueModel:
+    """One line of the built-in catalogue of models: where its facts are published, and when they were read."""
+
+    name: str
+    hub_id: str
+    source: str
+    date: str
+    params: Count | None = None
+    max_context_tokens: Tokens | None = None
 
 
 # ---------------------------------------------------------------------------------------------- estimate
@@ -169,6 +205,34 @@ class Parallel:
     def gpus(self) -> int:
         """GPUs of one replica."""
         return self.tp * self.pp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOptions:
+    """What the user asks of an estimate; None leaves the engine's own default.
+
+    `kv_memory_bytes` is what is left for the cache on each rank; else it follows from the GPU. `utilization` is the
+    engine's own memory fraction in its own meaning. `encoder_tokens` is the length of the encoder's input where the
+    model sets no fixed one.
+    """
+
+    engine: str = "none"
+    kv_dtype: str = "auto"
+    parallel: Parallel = field(default_factory=Parallel)
+    block_tokens: Tokens | None = None
+    max_model_len: Tokens | None = None
+    at: tuple[Tokens, ...] = ()
+    sequences: Count = 1
+    gpu: GpuSpec | None = None
+    gpu_memory_bytes: Bytes | None = None
+    kv_memory_bytes: Bytes | None = None
+    utilization: Ratio | None = None
+    overhead_bytes: Bytes | None = None
+    max_num_batched_tokens: Tokens | None = None
+    hybrid_manager: bool = True
+    async_scheduling: bool = True
+    prefix_caching: bool = True
+    encoder_tokens: Tokens | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,13 +286,16 @@ class Concurrency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuMemory:
-    """One GPU's memory: usable = weights + overhead + kv; total - usable is left alone."""
+    """One GPU's memory: usable = weights + overhead + kv; total - usable is left alone.
+
+    Where the user stated only what is left for the cache, the rest is None.
+    """
 
     gpu: str
-    total_bytes: Bytes
-    usable_bytes: Bytes
-    weights_bytes: Bytes
-    overhead_bytes: Bytes
+    total_bytes: Bytes | None
+    usable_bytes: Bytes | None
+    weights_bytes: Bytes | None
+    overhead_bytes: Bytes | None
     kv_bytes: Bytes
     kv_tokens: Tokens
     overhead_provenance: Provenance = "assumed"
