@@ -331,8 +331,9 @@ class Requests:
     Request r has blocks `blocks[offsets[r]:offsets[r + 1]]`: dense ids from 0, each naming a whole prefix (one
     parent, one depth), `block_tokens` tokens each. The last one holds only the remainder of `input_tokens[r]` where
     `input_tokens[r]` is less than `blocks * block_tokens`; a tail without a block (full blocks only) is never reused.
-    `output_tokens` is 0 and `duration_s` NaN where the log does not say. `tenant` and `session` index `tenants` and
-    count from 0; -1 means the log names none.
+    `output_tokens` is 0 and `duration_s` NaN where the log does not say; `time_s` is NaN for every request where the
+    log has no time stamps (the order is then the file's). `tenant` and `session` index `tenants` and count from 0;
+    -1 means the log names none.
     """
 
     block_tokens: int
@@ -365,7 +366,7 @@ class LogSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """Hits of an LRU prefix cache of `capacity_blocks` blocks, cold start, whole log.
+    """Hits of an LRU prefix cache of `capacity_blocks` blocks, cold start, whole log (and the workload's TTL, if any).
 
     `hit_ratio` is `hit_tokens` over the log's input tokens. `hit_requests` had at least one block hit.
     `reused_prefix_tokens_sq` is the sum over requests of (hit prefix in tokens)², for the quadratic part of
@@ -404,7 +405,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkingSet:
-    """Denning working set: distinct tokens referenced in a sliding window of `window_s` seconds."""
+    """Denning working set: distinct tokens referenced in a sliding window of `window_s` seconds.
+
+    The mean is over the log's span, the maximum over the moments just after an arrival.
+    """
 
     window_s: Seconds
     mean_tokens: Tokens
@@ -445,7 +449,11 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """A stretch of the log: requests and tokens that arrived in [start_s, start_s + width_s)."""
+    """A stretch of the log: requests and tokens that arrived in [start_s, start_s + width_s), from the first arrival.
+
+    `active_tokens` is the most held by requests in flight at once in the stretch; `working_set_tokens` are the
+    distinct tokens referenced in the workload's `load_window_s` up to the stretch's end.
+    """
 
     start_s: Seconds
     width_s: Seconds
@@ -469,11 +477,17 @@ class Drift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What a request log reuses, in tokens, free of any model."""
+    """What a request log reuses, in tokens, free of any model. See docs/workload.md for each definition.
+
+    `novel_tokens` are the input tokens that even an infinite cache has to compute, `one_off_tokens_ratio` the share of
+    them that nothing ever reuses. With `ttl_s` set, the curve is that of an LRU cache that also drops what was not used
+    for so long; the two ceilings, the intervals and the tenants are free of it. What needs time stamps is None or
+    empty where the log has none.
+    """
 
     sources: tuple[LogSource, ...]
     requests: Count
-    span_s: Seconds
+    span_s: Seconds | None
     block_tokens: Tokens
     input_tokens: Tokens
     output_tokens: Tokens
@@ -484,11 +498,13 @@ class Workload:
     engine_hit_ratio: Ratio
     one_off_tokens_ratio: Ratio
     curve: tuple[CurvePoint, ...]
-    active_tokens: Percentiles
-    active_requests: Percentiles
-    service: ServiceModel
+    active_tokens: Percentiles | None
+    active_requests: Percentiles | None
+    service: ServiceModel | None
     input_lengths: Percentiles
     output_lengths: Percentiles
+    ttl_s: Seconds | None = None
+    load_window_s: Seconds | None = None
     optimal: tuple[CurvePoint, ...] = ()
     reuse_intervals: tuple[Interval, ...] = ()
     reused_prefix_lengths: tuple[PrefixClass, ...] = ()
