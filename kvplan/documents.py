@@ -519,6 +519,23 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """What to measure and what it may cost. `only` picks among host, disk and gpu; empty means all that is there.
+
+    `disks` are folders, one a drive. `granule_bytes` adds sizes to the sweep, such as the bytes of one KV block.
+    `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space.
+    """
+
+    disks: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+    budget_s: Seconds = 60.0
+    write_budget_bytes: Bytes = 8 * 1024**3
+    file_bytes: Bytes | None = None
+    granule_bytes: tuple[int, ...] = ()
+    seed: Count = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NumaNode:
     """One memory node of the host."""
 
@@ -558,7 +575,12 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """What the machine is and what it allows. `usable_memory_bytes` honours every cgroup level and clean page cache."""
+    """What the machine is and what it allows. `usable_memory_bytes` honours every cgroup level and clean page cache.
+
+    `cores` are those this process may run on. `memlock_bytes` is the soft limit of mlock, None where there is none; it
+    does not bound what CUDA page-locks. `container` names the kind (docker, kubernetes, wsl2, …), None where nothing
+    tells of one. `gpu_status` says in words what was found, and why where nothing was.
+    """
 
     system: str
     kernel: str
@@ -581,9 +603,11 @@ class Host:
 class Link:
     """One measured cell of one link: `granule_bytes` a piece, `depth` pieces in flight.
 
-    `concurrent` names what else ran at the same time ("none", "opposite direction", "decode", …). `flags` say
-    why a planner must not trust the cell ("page-cache", "unproven-direct", "not-steady", "corrupt", …); an empty
-    list is a clean measurement.
+    `source` and `target` are "host", "gpu<index>" or "disk:<folder>". Rates are percentiles over the cell's windows of
+    time (disk) or trains of copies (GPU), latencies over its `samples` single transfers. `concurrent` names what else
+    ran at the same time ("none", "opposite direction", "decode", …). `flags` say why a planner must not trust the cell
+    ("page-cache", "unproven-direct", "first-write", "pageable", "not-steady", "corrupt", …); an empty list is a clean
+    measurement.
     """
 
     source: str
@@ -604,8 +628,29 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlockDevice:
+    """One physical or virtual drive under a folder, as sysfs describes it; None is unknown."""
+
+    name: str
+    size_bytes: Bytes | None = None
+    model: str | None = None
+    rotational: bool | None = None
+    pci: str | None = None
+    link: str | None = None
+    numa_node: int | None = None
+    scheduler: str | None = None
+    requests: Count | None = None
+    max_io_bytes: Bytes | None = None
+    max_segments: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:
-    """One folder's drive: what it is, how much is free, and whether I/O to it was proven to bypass the page cache."""
+    """One folder's drive: what it is, how much is free, and whether I/O to it was proven to bypass the page cache.
+
+    `device` is what the folder is mounted from, `members` the drives below it (several under RAID or LVM).
+    `scratch_bytes` is the size of the file that was measured.
+    """
 
     path: str
     filesystem: str
@@ -617,7 +662,26 @@ class Disk:
     model: str | None = None
     rotational: bool | None = None
     rated_endurance_bytes: Bytes | None = None
+    members: tuple[BlockDevice, ...] = ()
+    scratch_bytes: Bytes | None = None
     flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinning:
+    """What page-locking host memory for one GPU gave: all of `requested_bytes`, or `pinned_bytes` and why no more.
+
+    `largest_bytes` is the largest single registration that worked; `touch_s` and `register_s` are the seconds that
+    first touch and registration of `pinned_bytes` took.
+    """
+
+    gpu: Count
+    requested_bytes: Bytes
+    pinned_bytes: Bytes
+    largest_bytes: Bytes
+    touch_s: Seconds
+    register_s: Seconds
+    stopped: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -663,6 +727,7 @@ class Probe:
     host: Host
     links: tuple[Link, ...] = ()
     capacity: tuple[Disk, ...] = ()
+    pinning: tuple[Pinning, ...] = ()
     prefill: tuple[Prefill, ...] = ()
     written_bytes: Bytes = 0
     wall_s: Seconds = 0.0
