@@ -233,14 +233,19 @@ def _must_compile(kernel: Any) -> bool:
     return not any(index.stat().st_mtime >= source for index in Path(folder).glob(name))
 
 
-def _flat(values: NDArray[Any], dtype: Any = np.int64) -> NDArray[Any]:
-    return np.ascontiguousarray(values, dtype=dtype)
+def _ints(values: NDArray[Any]) -> Ints:
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def _ids(requests: Requests) -> NDArray[Any]:
+    """The log's block ids in the narrowest type the kernels are compiled for."""
+    return np.ascontiguousarray(requests.blocks, np.int32 if requests.blocks.size < 2**31 else np.int64)
 
 
 def covered_tokens(requests: Requests) -> Ints:
     """By request: input tokens that lie in its blocks, int64 (requests,). A tail without a block is left out."""
-    counts = np.diff(_flat(requests.offsets))
-    return np.minimum(_flat(requests.input_tokens), counts * requests.block_tokens)
+    counts = np.diff(_ints(requests.offsets))
+    return np.minimum(_ints(requests.input_tokens), counts * requests.block_tokens)
 
 
 def unique_blocks(requests: Requests) -> int:
@@ -253,9 +258,8 @@ def find_runs(requests: Requests, progress: Progress = silent) -> Runs:
     if _must_compile(_find_runs):
         progress("compiling the reuse kernel (once, a few seconds; later runs load it)")
     progress("finding every reuse")
-    kind = np.int32 if requests.blocks.size < 2**31 else np.int64
-    table, found = _find_runs(_flat(requests.blocks, kind), _flat(requests.offsets), unique_blocks(requests))
-    request, toucher, depth, length, rank = (_flat(table[:found, column]) for column in range(5))
+    table, found = _find_runs(_ids(requests), _ints(requests.offsets), unique_blocks(requests))
+    request, toucher, depth, length, rank = (_ints(table[:found, column]) for column in range(5))
     return Runs(request=request, toucher=toucher, depth=depth, length=length, rank=rank)
 
 
@@ -298,8 +302,8 @@ def sweep(runs: Runs, requests: Requests, capacities: Ints, class_ends: Ints) ->
         runs.rank,
         covered_tokens(requests),
         requests.block_tokens,
-        _flat(capacities),
-        _flat(class_ends),
+        _ints(capacities),
+        _ints(class_ends),
     )
     return Sweep(hit_blocks=hit_blocks, requests=counts, tokens=tokens, tokens_sq=squares)
 
@@ -311,7 +315,13 @@ def working_set(runs: Runs, requests: Requests, window_s: float, moments: Floats
     """
     tokens, covered = run_tokens(runs, requests), covered_tokens(requests)
     peak, at = _working_set(
-        _flat(requests.time_s, np.float64), runs.request, runs.toucher, tokens, covered, window_s, moments
+        np.ascontiguousarray(requests.time_s, np.float64),
+        runs.request,
+        runs.toucher,
+        tokens,
+        covered,
+        window_s,
+        moments,
     )
     return int(peak), at
 
@@ -319,6 +329,7 @@ def working_set(runs: Runs, requests: Requests, window_s: float, moments: Floats
 def hit_depths_within(requests: Requests, group: Ints) -> Ints:
     """By request: leading blocks an infinite cache holds if nothing is shared between groups, int64 (requests,)."""
     order = np.argsort(group, kind="stable")
-    kind = np.int32 if requests.blocks.size < 2**31 else np.int64
-    blocks = _flat(requests.blocks, kind)
-    return _hit_depths_within(blocks, _flat(requests.offsets), _flat(group), order, unique_blocks(requests))
+    depths: Ints = _hit_depths_within(
+        _ids(requests), _ints(requests.offsets), _ints(group), order, unique_blocks(requests)
+    )
+    return depths
