@@ -1,0 +1,150 @@
+"""Mooncake traces: one JSON object a line with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`.
+
+The block size is not in the file. It is taken as the only one for which every row has ceil(input / block) ids, or
+floor(input / block) where the log keeps full blocks only; a log that several sizes fit is refused, not guessed at.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.documents import Finding
+from kvplan.errors import KvplanError, UsageError
+from kvplan.formats.lines import Lines
+from kvplan.formats.rows import Options, Rows, field_at, label, malformed
+
+Ints: TypeAlias = NDArray[np.int64]
+
+_BATCH = 8192
+_NO_LIMIT = 2**62
+_Length = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+_Columns: TypeAlias = tuple[Ints, Ints, Ints, Ints, NDArray[np.float64]]  # input, output, ids a row, ids, time
+
+
+def detect(row: dict[str, Any]) -> bool:
+    """Whether a decoded line is of this format."""
+    return "hash_ids" in row and "input_length" in row
+
+
+def read(lines: Lines, options: Options) -> Rows:
+    """Read a whole file. Raises KvplanError naming the line that is malformed or contradicts the block size."""
+    path = options.tenant_by.split(".") if options.tenant_by else []
+    decode = msgspec.json.Decoder(_row_type(path[:1])).decode
+    parts: list[_Columns] = []
+    batch: list[Any] = []
+    numbers: list[int] = []
+    tenants: list[str | None] = []
+    for number, text in lines:
+        try:
+            row = decode(text)
+            tenant = label(field_at(row.tenant, path[1:]), ".".join(path)) if path else None
+            if max(row.hash_ids, default=0) >= 2**64 or min(row.hash_ids, default=0) < 0:
+                raise ValueError("a hash id is negative or does not fit 64 bits")
+        except (ValueError, RecursionError) as error:
+            lines.bad(number, malformed(error))
+            continue
+        numbers.append(number)
+        batch.append(row)
+        if path:
+            tenants.append(tenant)
+        if len(batch) == _BATCH:
+            parts.append(_columns(batch))
+            batch.clear()
+    parts.append(_columns(batch))
+    input_tokens, output_tokens, count, keys, time_s = (np.concatenate(column) for column in zip(*parts, strict=True))
+    line = np.array(numbers, np.int64)
+    keep, block_tokens, finding = _block_tokens(lines, line, input_tokens, count, options.block_tokens)
+    return Rows(
+        block_tokens=block_tokens,
+        line=line[keep],
+        time_s=time_s[keep],
+        input_tokens=input_tokens[keep],
+        output_tokens=output_tokens[keep],
+        duration_s=np.full(int(keep.sum()), np.nan),
+        count=count[keep],
+        keys=keys[np.repeat(keep, count)],
+        tenant=[tenant for tenant, kept in zip(tenants, keep, strict=False) if kept],
+        findings=(finding,),
+    )
+
+
+def _row_type(tenant_key: list[str]) -> Any:
+    fields: list[Any] = [
+        ("timestamp", float),
+        ("input_length", _Length),
+        ("hash_ids", list[int]),
+        ("output_length", _Length, 0),
+    ]
+    if not tenant_key:
+        return msgspec.defstruct("Row", fields, gc=False)
+    if any(tenant_key[0] == name for name, *_ in fields):
+        raise UsageError(f"--tenant-by {tenant_key[0]}: that field holds the request itself: name another one")
+    return msgspec.defstruct("Row", [*fields, ("tenant", Any, None)], rename={"tenant": tenant_key[0]}, gc=False)
+
+
+def _columns(rows: list[Any]) -> _Columns:
+    count = np.fromiter((len(row.hash_ids) for row in rows), np.int64, len(rows))
+    ids = np.fromiter(chain.from_iterable(row.hash_ids for row in rows), np.uint64, int(count.sum()))
+    return (
+        np.fromiter((row.input_length for row in rows), np.int64, len(rows)),
+        np.fromiter((row.output_length for row in rows), np.int64, len(rows)),
+        count,
+        ids.view(np.int64),
+        np.fromiter((row.timestamp for row in rows), np.float64, len(rows)) / 1000,
+    )
+
+
+def _ceil_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """The least and the greatest block size for which ceil(tokens / size) == count, row by row."""
+    least = -(-tokens // np.maximum(count, 1))
+    most = np.where(count > 1, (tokens - 1) // np.maximum(count - 1, 1), _NO_LIMIT)
+    impossible = (tokens == 0) != (count == 0)
+    return np.where(impossible, _NO_LIMIT, np.maximum(least, 1)), np.where(impossible, 0, most)
+
+
+def _floor_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
+    """The least and the greatest block size for which floor(tokens / size) == count, row by row."""
+    return tokens // (count + 1) + 1, np.where(count > 0, tokens // np.maximum(count, 1), _NO_LIMIT)
+
+
+def _contradictions(least: Ints, most: Ints) -> NDArray[np.bool_]:
+    """The rows that no block size fits that also fits all rows before them which are not contradictions."""
+    bad = np.zeros(least.size, np.bool_)
+    while True:
+        low = np.maximum.accumulate(np.where(bad, 1, least))
+        high = np.minimum.accumulate(np.where(bad, _NO_LIMIT, most))
+        broken = np.flatnonzero(low > high)
+        if not broken.size:
+            return bad
+        bad[broken[0]] = True
+
+
+def _block_tokens(
+    lines: Lines, line: Ints, tokens: Ints, count: Ints, given: int | None
+) -> tuple[NDArray[np.bool_], int, Finding]:
+    """Which rows to keep, the block size, and how it was found."""
+    bounds = {"ceil": _ceil_bounds(tokens, count), "floor": _floor_bounds(tokens, count)}
+    if given is not None:
+        bad = {form: (low > given) | (high < given) for form, (low, high) in bounds.items()}
+    else:
+        bad = {form: _contradictions(low, high) for form, (low, high) in bounds.items()}
+    form = "ceil" if bad["ceil"].sum() <= bad["floor"].sum() else "floor"
+    for row in np.flatnonzero(bad[form]):
+        size = f"block size {given}" if given else "any block size that fits the rows before"
+        lines.bad(int(line[row]), f"{tokens[row]} tokens in {count[row]} hash_ids do not fit {size}")
+    keep = ~bad[form]
+    least, most = (bound[keep] for bound in bounds[form])
+    low, high = int(least.max(initial=1)), int(most.min(initial=_NO_LIMIT))
+    if given is None and low != high:
+        fits = f"{low} to {high}" if high < _NO_LIMIT else f"{low} up"
+        raise KvplanError(f"{lines.name}: its rows fit any block size from {fits} tokens: give --block-tokens")
+    tokens_a_block = given or low
+    rule = "the partial last block included" if form == "ceil" else "full blocks only"
+    how = "as given, checked on every row" if given else "the only size that fits every row"
+    text = f"Blocks of {tokens_a_block} tokens ({how}), {rule}."
+    return keep, tokens_a_block, Finding(severity="info", code="block-size", text=text)

@@ -1,0 +1,123 @@
+"""What every format reader hands over: one log file as rows with block keys, before ids are made dense and sorted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.documents import Finding
+from kvplan.progress import Progress, silent
+
+Keys: TypeAlias = NDArray[np.integer[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the user said about the logs, and who listens; a reader refuses, by name, what it needs and did not get."""
+
+    block_tokens: int | None = None
+    tokenizer: Path | None = None
+    tenant_by: str | None = None
+    progress: Progress = silent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """The requests of one file in file order.
+
+    Row i stands at line `line[i]`, starts at `time_s[i]` (NaN in every row of a log without times) and has `count[i]`
+    blocks. `keys` holds all rows' block keys one after another: any integers, equal for equal blocks. `duration_s` is
+    NaN where not known; `tenant` and `session` are empty where the log names none.
+    """
+
+    block_tokens: int
+    line: NDArray[np.int64]
+    time_s: NDArray[np.float64]
+    input_tokens: NDArray[np.int64]
+    output_tokens: NDArray[np.int64]
+    duration_s: NDArray[np.float64]
+    count: NDArray[np.int64]
+    keys: Keys
+    tenant: Sequence[str | None] = ()
+    session: Sequence[str | None] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def offsets(self) -> NDArray[np.int64]:
+        """Where each row's blocks start in `keys`, and the end: int64 (rows + 1,)."""
+        return np.concatenate((np.zeros(1, np.int64), np.cumsum(self.count)))
+
+    def take(self, order: NDArray[np.int64]) -> Rows:
+        """The rows `order` names, in that order."""
+        count = self.count[order]
+        shift = self.offsets[:-1][order] - np.concatenate((np.zeros(1, np.int64), np.cumsum(count)[:-1]))
+        return Rows(
+            block_tokens=self.block_tokens,
+            line=self.line[order],
+            time_s=self.time_s[order],
+            input_tokens=self.input_tokens[order],
+            output_tokens=self.output_tokens[order],
+            duration_s=self.duration_s[order],
+            count=count,
+            keys=self.keys[np.repeat(shift, count) + np.arange(int(count.sum()))],
+            tenant=[self.tenant[row] for row in order] if self.tenant else (),
+            session=[self.session[row] for row in order] if self.session else (),
+            findings=self.findings,
+        )
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Several files' rows one after another; the block sizes must be equal."""
+    if len(parts) == 1:
+        return parts[0]
+    tenants, sessions = any(part.tenant for part in parts), any(part.session for part in parts)
+    return Rows(
+        block_tokens=parts[0].block_tokens,
+        line=np.concatenate([part.line for part in parts]),
+        time_s=np.concatenate([part.time_s for part in parts]),
+        input_tokens=np.concatenate([part.input_tokens for part in parts]),
+        output_tokens=np.concatenate([part.output_tokens for part in parts]),
+        duration_s=np.concatenate([part.duration_s for part in parts]),
+        count=np.concatenate([part.count for part in parts]),
+        keys=np.concatenate([part.keys for part in parts]),
+        tenant=[name for part in parts for name in part.tenant or [None] * part.line.size] if tenants else (),
+        session=[name for part in parts for name in part.session or [None] * part.line.size] if sessions else (),
+        findings=tuple(finding for part in parts for finding in part.findings),
+    )
+
+
+def field_at(value: object, path: Sequence[str]) -> Any:
+    """What stands at a path of keys in decoded JSON, or None where any of them is missing."""
+    for key in path:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    return value
+
+
+def label(value: object, field: str) -> str | None:
+    """A tenant or session name from a JSON value: text or a whole number; null is none. Raises ValueError."""
+    if value is None or isinstance(value, str):
+        return value or None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise ValueError(f"{field} is no name but a {type(value).__name__}")
+
+
+def malformed(error: Exception) -> str:
+    """What is wrong with a line, in words for its reader, from the error that decoding it raised."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, msgspec.ValidationError):
+        return str(error).replace("`", "'").replace("$.", "")
+    if isinstance(error, msgspec.DecodeError):
+        return f"not valid JSON: {error}".replace("JSON is malformed: ", "")
+    if isinstance(error, UnicodeDecodeError):
+        return "not valid UTF-8"
+    return str(error)

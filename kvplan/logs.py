@@ -1,0 +1,247 @@
+"""Any known request log to one table of requests with block ids: ordered by time, ids dense and proven to chain.
+
+What a file says in its own way is read by kvplan/formats. Nothing but counts, times and dense ids leaves this stage: no
+text, no token, no hash (a tenant's name does, where the user asks for tenants).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.documents import Finding, LogSource, Requests
+from kvplan.errors import KvplanError, UsageError
+from kvplan.formats import FAMILIES, Family
+from kvplan.formats.ids import Ids, chain, dense, first_unchained
+from kvplan.formats.lines import Lines
+from kvplan.formats.rows import Options, Rows, joined, malformed
+from kvplan.progress import Progress, silent
+from kvplan.units import show_duration, show_percent
+
+Ints: TypeAlias = NDArray[np.int64]
+
+_TIES_WORTH_SAYING = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File:
+    lines: Lines
+    rows: Rows
+    format: str
+    detected: bool
+
+
+def read(
+    paths: Sequence[Path],
+    *,
+    format: str | None = None,
+    block_tokens: int | None = None,
+    tokenizer: Path | None = None,
+    tenant_by: str | None = None,
+    skip_bad: int = 0,
+    progress: Progress = silent,
+) -> Requests:
+    """Read request logs into one table ordered by arrival.
+
+    `paths` are files, plain or compressed, or '-' for standard input; all of one format. `format` names it, else the
+    first lines decide. `block_tokens` is needed where the log does not imply it; `tokenizer` (a folder) where the log
+    holds text; `tenant_by` is the field, dotted, that names a request's tenant. Up to `skip_bad` unusable lines are
+    left out and counted, one more is an error. Raises KvplanError naming file and line.
+    """
+    if not paths:
+        raise UsageError("no log given: name a file, or - for standard input")
+    if block_tokens is not None and block_tokens < 1:
+        raise UsageError(f"--block-tokens {block_tokens}: a block holds at least one token")
+    options = Options(block_tokens=block_tokens, tokenizer=tokenizer, tenant_by=tenant_by, progress=progress)
+    files: list[_File] = []
+    for path in paths:
+        lines = Lines(path, skip_bad - sum(file.lines.skipped for file in files), progress)
+        family = _named(format) if format else _detected(lines)
+        rows = family.read(lines, options)
+        if not rows.line.size:
+            raise KvplanError(f"{lines.name}: no requests in it")
+        files.append(_File(lines=lines, rows=rows, format=family.name, detected=format is None))
+    progress("checking the block ids")
+    return _table(files, tenant_by)
+
+
+def _named(name: str) -> Family:
+    for family in FAMILIES:
+        if family.name == name:
+            return family
+    raise UsageError(f"--format {name}: unknown (known: {', '.join(family.name for family in FAMILIES)})")
+
+
+def _detected(lines: Lines) -> Family:
+    problem = "no requests in it"
+    for number, line in lines.peek(20):
+        try:
+            row: Any = msgspec.json.decode(line)
+        except (ValueError, RecursionError) as error:
+            problem = f"line {number}: {malformed(error)}"
+            continue
+        if not isinstance(row, dict):
+            problem = f"line {number} is no JSON object"
+            continue
+        for family in FAMILIES:
+            if family.detect(row):
+                return family
+        keys = ", ".join(sorted(map(str, row))[:8]) or "none"
+        known = "; ".join(f"{family.name}: {family.looks}" for family in FAMILIES)
+        raise KvplanError(f"{lines.where(number)}: not a known log format: has the keys {keys} (known: {known})")
+    raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem}")
+
+
+def _table(files: list[_File], tenant_by: str | None) -> Requests:
+    findings = [finding for file in files for finding in _about(file)]
+    findings += _compatible(files)
+    rows = joined([file.rows for file in files])
+    order = _order(files, rows.time_s, findings)
+    if order is not None:
+        rows = rows.take(order)
+    offsets = rows.offsets
+    ids, unique = dense(rows.keys)
+    broken = first_unchained(ids, offsets, unique)
+    if broken is not None:
+        row = int(np.searchsorted(offsets, broken, side="right")) - 1
+        findings.append(_unchained(_where(files, row if order is None else int(order[row]))))
+        ids, unique = chain(ids, offsets)
+    findings += _sizes(ids, offsets, rows, unique)
+    tenants, tenant = _numbered(rows.tenant, rows.line.size)
+    if tenant_by and not tenants:
+        raise KvplanError(f"{files[0].lines.name}: no line has the field {tenant_by!r} that --tenant-by names")
+    return Requests(
+        block_tokens=rows.block_tokens,
+        time_s=rows.time_s,
+        input_tokens=rows.input_tokens,
+        output_tokens=rows.output_tokens,
+        duration_s=rows.duration_s,
+        offsets=offsets,
+        blocks=ids,
+        tenant=tenant,
+        session=_numbered(rows.session, rows.line.size)[1],
+        tenants=tenants,
+        sources=tuple(_source(file) for file in files),
+        findings=tuple(findings),
+    )
+
+
+def _source(file: _File) -> LogSource:
+    return LogSource(
+        name=Path(file.lines.name).name,
+        format=file.format,
+        sha256=file.lines.sha256,
+        requests=file.rows.line.size,
+        skipped=file.lines.skipped,
+    )
+
+
+def _about(file: _File) -> list[Finding]:
+    name = Path(file.lines.name).name
+    how = "detected from its content" if file.detected else "as told"
+    text = f"{name}: {file.rows.line.size:,} requests, format {file.format} ({how})."
+    findings = [Finding(severity="info", code="log-format", text=text), *file.rows.findings]
+    if file.lines.skipped:
+        text = f"{name}: {file.lines.skipped} unusable lines were left out; the first: {file.lines.first_bad}."
+        findings.append(Finding(severity="warning", code="bad-lines", text=text))
+    return findings
+
+
+def _compatible(files: list[_File]) -> list[Finding]:
+    first = files[0]
+    for file in files[1:]:
+        if file.format != first.format or file.rows.block_tokens != first.rows.block_tokens:
+            raise KvplanError(
+                f"{file.lines.name}: is {file.format} in blocks of {file.rows.block_tokens} tokens, "
+                f"{first.lines.name} {first.format} in {first.rows.block_tokens}: read them apart"
+            )
+        if np.isnan(file.rows.time_s).any() != np.isnan(first.rows.time_s).any():
+            raise KvplanError(f"{file.lines.name} and {first.lines.name}: only one has time stamps: read them apart")
+    if len(files) == 1:
+        return []
+    text = f"The block ids of the {len(files)} files were taken as one set: equal ids are equal blocks."
+    return [Finding(severity="info", code="shared-ids", text=text)]
+
+
+def _where(files: list[_File], row: int) -> str:
+    """File and line of a row, counted over all files in the order they were given."""
+    for file in files:
+        if row < file.rows.line.size:
+            return file.lines.where(int(file.rows.line[row]))
+        row -= file.rows.line.size
+    raise AssertionError(row)
+
+
+def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Finding]) -> Ints | None:
+    """The rows in order of time, None where they are; equal times keep the order of the file."""
+    if np.isnan(time_s).any():
+        text = "The log has no time stamps: its order is taken as that of arrival, and nothing over time is known."
+        findings.append(Finding(severity="warning", code="no-times", text=text))
+        return None
+    parts, start = [], 0
+    for file in files:
+        part = np.arange(start, start + file.rows.line.size)
+        step = np.diff(file.rows.time_s)
+        if (step < 0).any() and not (step > 0).any():
+            part = part[::-1]  # so that ties come in their true order too
+            text = f"{Path(file.lines.name).name} lists its newest request first: read backwards."
+            findings.append(Finding(severity="info", code="newest-first", text=text))
+        parts.append(part)
+        start += file.rows.line.size
+    order = np.concatenate(parts)
+    late = int((np.diff(time_s[order]) < 0).sum())
+    if late:
+        text = f"{late:,} requests stood behind a later one: sorted by time, equal times kept as they stood."
+        findings.append(Finding(severity="info", code="sorted", text=text))
+        order = order[np.argsort(time_s[order], kind="stable")]
+    step = np.diff(time_s[order])
+    ties = float((step == 0).mean()) if step.size else 0.0
+    if ties > _TIES_WORTH_SAYING:
+        tick = float(step[step > 0].min()) if (step > 0).any() else 0.0
+        text = (
+            f"{show_percent(ties)} of the requests have the time stamp of the one before "
+            f"(the finest step is {show_duration(tick)}): reuse and load within a step are not resolved."
+        )
+        findings.append(Finding(severity="info", code="ties", text=text))
+    return None if (order == np.arange(order.size)).all() else order
+
+
+def _unchained(where: str) -> Finding:
+    text = (
+        f"{where}: a block id follows another block than before, so ids name contents and not prefixes: "
+        "each was combined with all blocks before it, as a prefix cache does."
+    )
+    return Finding(severity="warning", code="ids-rechained", text=text)
+
+
+def _sizes(ids: Ids, offsets: Ints, rows: Rows, unique: int) -> list[Finding]:
+    """A warning where one id names a block of two sizes, which a hash of its content cannot."""
+    some = rows.count > 0
+    last = np.zeros(ids.size, np.bool_)
+    last[offsets[1:][some] - 1] = True
+    tail = np.minimum(rows.input_tokens - rows.block_tokens * (rows.count - 1), rows.block_tokens)[some]
+    size = np.zeros(unique, np.int64)
+    size[ids[last]] = tail
+    size[ids[~last]] = rows.block_tokens
+    two = int((size[ids[last]] != tail).sum())
+    if not two:
+        return []
+    text = (
+        f"{two:,} requests end in a block whose id names another number of tokens elsewhere: "
+        "each reuse of it counts what the reusing request has."
+    )
+    return [Finding(severity="warning", code="id-sizes", text=text)]
+
+
+def _numbered(names: Sequence[str | None], size: int) -> tuple[tuple[str, ...], Ints]:
+    """The distinct names in order of appearance, and each row's number, -1 where it has none."""
+    numbers: dict[str | None, int] = {None: -1}
+    column = [numbers.setdefault(name, len(numbers) - 1) for name in names]
+    index = np.array(column, np.int64) if names else np.full(size, -1, np.int64)
+    return tuple(name for name in numbers if name is not None), index
