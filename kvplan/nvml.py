@@ -1,0 +1,123 @@
+"""What the NVIDIA driver says of each GPU, through nvidia-ml-py; every unknown stays None.
+
+Any single question may be refused (virtual GPUs, containers, older drivers), so each is asked on its own.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvplan.documents import GpuDevice
+
+
+class NoNvml(Exception):
+    """The driver cannot be asked: the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkState:
+    """The link to one GPU and what disturbs it at one moment. Read it under load: an idle link slows down by design."""
+
+    generation: int | None = None
+    width: int | None = None
+    throttled: tuple[str, ...] = ()
+    other_processes: int | None = None
+
+
+# Reasons that lower clocks against the user's wish; being idle or capped by an application setting is not one.
+_THROTTLES = {
+    "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
+    "nvmlClocksThrottleReasonSwThermalSlowdown": "hot",
+    "nvmlClocksThrottleReasonHwThermalSlowdown": "hot (hardware)",
+    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
+}
+
+
+@contextmanager
+def session() -> Iterator[Any]:
+    """The initialised pynvml module; raises NoNvml where it is not installed or finds no driver."""
+    if importlib.util.find_spec("pynvml") is None:
+        raise NoNvml("nvidia-ml-py is not installed")
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise NoNvml(f"NVML: {error}") from None
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """One answer, or None where this driver, GPU or container does not give it."""
+    try:
+        return getattr(nvml, function)(*arguments)
+    except (nvml.NVMLError, AttributeError):
+        return None
+
+
+def _words(value: Any) -> str | None:
+    """Text from old bindings (bytes) and new ones (str)."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _device(nvml: Any, index: int, numa_node: Callable[[str], int | None]) -> GpuDevice:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    pci = _ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    address = pci_address(_words(pci.busId) or "") if pci is not None else None
+    capability = _ask(nvml, "nvmlDeviceGetCudaComputeCapability", handle)
+    return GpuDevice(
+        index=index,
+        name=_words(nvml.nvmlDeviceGetName(handle)) or "unknown",
+        total_bytes=memory.total,
+        free_bytes=memory.free,
+        pci=address,
+        numa_node=numa_node(address) if address else None,
+        link_generation=_ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+        link_width=_ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+        max_link_generation=_ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+        max_link_width=_ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        driver=_words(_ask(nvml, "nvmlSystemGetDriverVersion")),
+        compute_capability=f"{capability[0]}.{capability[1]}" if capability else None,
+    )
+
+
+def pci_address(text: str) -> str | None:
+    """'0000:3b:00.0', as sysfs writes it, from NVML's '00000000:3B:00.0'."""
+    domain, _, rest = text.lower().partition(":")
+    return f"{domain[-4:].rjust(4, '0')}:{rest}" if rest else None
+
+
+def devices(numa_node: Callable[[str], int | None]) -> tuple[GpuDevice, ...]:
+    """Every GPU that the driver shows. Raises NoNvml where it cannot be asked."""
+    with session() as nvml:
+        try:
+            return tuple(_device(nvml, index, numa_node) for index in range(nvml.nvmlDeviceGetCount()))
+        except nvml.NVMLError as error:
+            raise NoNvml(f"NVML: {error}") from None
+
+
+def link_state(pci: str, own_pid: int) -> LinkState:
+    """The link to the GPU at a PCI address, now. Everything is unknown where the driver cannot be asked."""
+    try:
+        with session() as nvml:
+            handle = _ask(nvml, "nvmlDeviceGetHandleByPciBusId", pci.encode())
+            if handle is None:
+                return LinkState()
+            reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+            processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+            return LinkState(
+                generation=_ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+                width=_ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+                throttled=tuple(text for name, text in _THROTTLES.items() if reasons & getattr(nvml, name, 0)),
+                other_processes=None if processes is None else sum(item.pid != own_pid for item in processes),
+            )
+    except NoNvml:
+        return LinkState()
