@@ -115,13 +115,15 @@ def _floor_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
 def _contradictions(least: Ints, most: Ints) -> NDArray[np.bool_]:
     """The rows that no block size fits that also fits all rows before them which are not contradictions."""
     bad = np.zeros(least.size, np.bool_)
-    while True:
-        low = np.maximum.accumulate(np.where(bad, 1, least))
-        high = np.minimum.accumulate(np.where(bad, _NO_LIMIT, most))
-        broken = np.flatnonzero(low > high)
-        if not broken.size:
-            return bad
-        bad[broken[0]] = True
+    if least.max(initial=1) <= most.min(initial=_NO_LIMIT):
+        return bad
+    low, high = 1, _NO_LIMIT
+    for row, (row_low, row_high) in enumerate(zip(least.tolist(), most.tolist(), strict=True)):
+        if max(low, row_low) > min(high, row_high):
+            bad[row] = True
+        else:
+            low, high = max(low, row_low), min(high, row_high)
+    return bad
 
 
 def _block_tokens(
