@@ -140,11 +140,11 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Bytes of the checkpoint as stored, `bytes_per_gpu` on the fullest rank."""
+    """Bytes of the checkpoint as stored, `bytes_per_gpu` on the fullest rank; `params` None where unknown."""
 
     bytes: Bytes
     bytes_per_gpu: Bytes
-    params: Count
+    params: Count | None
     provenance: Provenance
     source: str
 
@@ -480,7 +480,8 @@ class Workload:
     """What a request log reuses, in tokens, free of any model. See docs/workload.md for each definition.
 
     `novel_tokens` are the input tokens that even an infinite cache has to compute, `one_off_tokens_ratio` the share of
-    them that nothing ever reuses. With `ttl_s` set, the curve is that of an LRU cache that also drops what was not used
+    them that nothing ever reuses. `input_tokens_sq` is the sum over requests of (input tokens)², for the quadratic part
+    of prefill time. With `ttl_s` set, the curve is that of an LRU cache that also drops what was not used
     for so long; the two ceilings, the intervals and the tenants are free of it. What needs time stamps is None or
     empty where the log has none.
     """
@@ -503,6 +504,7 @@ class Workload:
     service: ServiceModel | None
     input_lengths: Percentiles
     output_lengths: Percentiles
+    input_tokens_sq: Count | None = None
     ttl_s: Seconds | None = None
     load_window_s: Seconds | None = None
     optimal: tuple[CurvePoint, ...] = ()
@@ -758,12 +760,20 @@ class GpuSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """What the operator allows and wants; every default is stated in the plan's evidence."""
+    """What the operator allows and wants; every default is stated in the plan's evidence.
+
+    `engine` rules where the estimate is engine-free. `gpu_memory_utilization` None is the engine's own default.
+    `growth` multiplies the log's demand. A tier is refused below `minimum_gain_ratio` of the GPU's prefill time, and the
+    smallest size within `tolerance_ratio` of the best is taken. `host_memory_bytes` replaces what the probe found usable
+    (never above it), `headroom_ratio` of it stays free. `replicas` share the log by prefix affinity, `replicas_per_host`
+    of them on one host (None: as many as its GPUs hold). `host_link_bytes_per_s` is per GPU. A disk tier has to leave
+    the drive `minimum_disk_life_s` of rated writes.
+    """
 
     engine: str = "vllm"
-    gpu_memory_utilization: Ratio = 0.92
+    gpu_memory_utilization: Ratio | None = None
     active_percentile: Literal["p50", "p95", "p99", "max"] = "p99"
-    growth: float = 1.0
+    growth: Annotated[float, msgspec.Meta(gt=0)] = 1.0
     headroom_ratio: Ratio = 0.1
     tolerance_ratio: Ratio = 0.02
     minimum_gain_ratio: Ratio = 0.02
@@ -774,9 +784,10 @@ class Policy:
     ttl_s: Seconds | None = None
     slo_ttft_s: Seconds | None = None
     replicas: Count = 1
+    replicas_per_host: Count | None = None
     host_link_bytes_per_s: Rate | None = None
     allow_flagged_links: bool = False
-    disk_write_days: Seconds | None = None
+    minimum_disk_life_s: Seconds = 31_536_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
