@@ -267,6 +267,7 @@ def workload_of(log: tuple[Request, ...], capacities: list[int] | None = None) -
         ),
         input_lengths=percentiles([request.input_tokens for request in log]),
         output_lengths=percentiles([request.output_tokens for request in log]),
+        input_tokens_sq=sum(request.input_tokens**2 for request in log),
         reuse_intervals=_intervals(log),
         reused_prefix_lengths=ceiling.prefixes,
         working_set=(
@@ -337,8 +338,8 @@ def workload() -> Document[Workload]:
 def link(direction: str, granule: int, depth: int, rate: float, **more: object) -> Link:
     """One clean cell; `rate` in GB/s."""
     ends = {
-        "h2d": ("host", "gpu:0"),
-        "d2h": ("gpu:0", "host"),
+        "h2d": ("host", "gpu0"),
+        "d2h": ("gpu0", "host"),
         "read": ("disk:/mnt/nvme", "host"),
         "write": ("host", "disk:/mnt/nvme"),
     }[direction]

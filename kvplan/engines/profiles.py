@@ -1,0 +1,134 @@
+"""What planning must know of each serving engine: how its tiers nest, in which units its sizes are given, and
+what it takes beside the cache. One row an engine; docs/planning.md names the source of each figure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from kvplan.errors import KvplanError
+from kvplan.units import GB, GiB, MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One engine's planning facts.
+
+    `inclusive`: the host tier is written as blocks are computed, so it repeats what the GPU holds and capacities do
+    not add. `fraction_of` says what the engine's memory fraction is a fraction of. `host_unit_bytes` is the step of
+    the host size flag, `host_scope` whether that flag is the engine's total or one rank's. `padded_tensors`: the host
+    pool is page-locked through an allocator that rounds each tensor up to a power of two. `shm`: the pool is mapped in
+    /dev/shm. `null_blocks` can never be used. The other sizes are assumptions until a running server is measured.
+    """
+
+    name: str
+    version: str
+    inclusive: bool
+    utilization: float
+    fraction_of: Literal["total", "static", "free"]
+    host_unit_bytes: int
+    host_scope: Literal["total", "rank"]
+    padded_tensors: bool = False
+    shm: bool = False
+    null_blocks: int = 0
+    overhead_bytes: int = 4 * GiB
+    worker_bytes: int = 4 * GiB
+    front_end_bytes: int = 2 * GiB
+    source: str = ""
+    date: str = "2026-11-29"
+
+    def usable_bytes(self, total: int, utilization: float, weights: int, overhead: int) -> int:
+        """Bytes of one GPU that the engine takes: weights, overhead and everything kept for requests.
+
+        vLLM counts its fraction on the whole memory, overhead inside; SGLang too, but leaves activations outside;
+        TensorRT-LLM counts it on what weights and activations left.
+        """
+        if self.fraction_of == "static":
+            return min(total, math.ceil(total * utilization) + overhead)
+        if self.fraction_of == "free":
+            return weights + overhead + math.floor(max(0, total - weights - overhead) * utilization)
+        return math.ceil(total * utilization)
+
+    def host_request_bytes(self, needed: int, ranks: int) -> int:
+        """The least total over all ranks that the host size flag can express and that holds `needed` bytes."""
+        step = self.host_unit_bytes * (ranks if self.host_scope == "rank" else 1)
+        return -(-needed // step) * step
+
+    def host_cost_bytes(self, requested: int, ranks: int, tensors: int) -> int:
+        """What the host really gives for a total of `requested` bytes, held in `tensors` tensors a rank."""
+        if not self.padded_tensors or not requested:
+            return requested
+        pieces = ranks * max(1, tensors)
+        return pieces * power_of_two_above(-(-requested // pieces))
+
+
+def power_of_two_above(size: int) -> int:
+    """The least power of two that is not below `size`, which is what PyTorch's page-locked allocator takes for it."""
+    return 1 << (size - 1).bit_length() if size > 0 else 0
+
+
+def largest_without_padding(limit: int, pieces: int) -> int:
+    """The largest total in `pieces` equal page-locked tensors whose powers of two fit in `limit` bytes."""
+    each = limit // pieces
+    return pieces * (1 << each.bit_length() - 1) if each else 0
+
+
+_PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            name="vllm",
+            version="0.33.0",
+            inclusive=True,
+            utilization=0.92,
+            fraction_of="total",
+            host_unit_bytes=GiB,
+            host_scope="total",
+            shm=True,
+            null_blocks=1,
+            source="vLLM 0.33.0: gpu_memory_utilization, kv_offload (shared mapping in /dev/shm, eager stores)",
+        ),
+        Profile(
+            name="sglang",
+            version="0.5.23",
+            inclusive=True,
+            utilization=0.88,
+            fraction_of="static",
+            host_unit_bytes=GB,
+            host_scope="rank",
+            padded_tensors=True,
+            source="SGLang 0.5.23: --mem-fraction-static, --hicache-size in decimal GB a rank, write_through",
+        ),
+        Profile(
+            name="tensorrt-llm",
+            version="1.2.1",
+            inclusive=False,
+            utilization=0.9,
+            fraction_of="free",
+            host_unit_bytes=MiB,
+            host_scope="rank",
+            source="TensorRT-LLM 1.2.1: free_gpu_memory_fraction, host_cache_size in bytes a rank, filled on eviction",
+        ),
+        Profile(
+            name="llama.cpp",
+            version="0.5.0-dev",
+            inclusive=False,
+            utilization=1.0,
+            fraction_of="total",
+            host_unit_bytes=MiB,
+            host_scope="total",
+            worker_bytes=GiB,
+            front_end_bytes=GiB,
+            overhead_bytes=2 * GiB,
+            source="llama.cpp: --cache-ram in MiB a server process, whole sequence states",
+        ),
+    )
+}
+
+
+def profile(engine: str) -> Profile:
+    """The facts of one engine. Raises KvplanError naming those known."""
+    if engine not in _PROFILES:
+        raise KvplanError(f"no planning rules for engine {engine!r} (known: {', '.join(_PROFILES)}): give --engine")
+    return _PROFILES[engine]

@@ -1,0 +1,282 @@
+"""The inputs of a plan, each resolved once: what is known, where from, and what its absence means."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvplan.documents import (
+    Document,
+    Estimate,
+    Evidence,
+    Finding,
+    GpuDevice,
+    GpuSpec,
+    Policy,
+    Prefill,
+    Probe,
+    Provenance,
+    Workload,
+)
+from kvplan.engines.profiles import Profile, profile
+from kvplan.errors import KvplanError
+from kvplan.planning.choice import Demand
+from kvplan.planning.links import Rates, disk_rates, host_rates
+from kvplan.planning.recompute import prefill_cost
+
+SAME_GPU = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """A count of bytes or tokens with its origin."""
+
+    value: int
+    provenance: Provenance
+    source: str
+    date: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything a plan is computed from. GPU memory is per GPU, `host_memory` and `shm` of the whole host.
+
+    `gpus` serve one replica, `replicas` share the log, `on_host` of them share one host. `bytes_per_token_per_gpu` is
+    what a reusable token takes on the fullest rank, and what that rank has to load for it.
+    """
+
+    estimate: Estimate
+    workload: Workload
+    probe: Probe | None
+    policy: Policy
+    profile: Profile
+    gpus: int
+    replicas: int
+    on_host: int
+    gpu_name: str
+    gpu_total: Known
+    weights: Known
+    overhead: Known
+    utilization: float
+    bytes_per_token_per_gpu: int
+    demand: Demand
+    prefill: Prefill
+    host_link: Rates | None
+    disk_link: Rates | None
+    host_memory: Known | None
+    dates: dict[str, str | None]
+    findings: tuple[Finding, ...]
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one engine block."""
+        return max(1, self.estimate.block_tokens)
+
+    @property
+    def offload_bytes_per_token(self) -> int:
+        """Bytes of one token in a host or disk tier, all ranks together."""
+        return self.estimate.kv.offload_bytes_per_token
+
+
+def gather(
+    estimate: Document[Estimate],
+    workload: Document[Workload],
+    probe: Document[Probe] | None,
+    gpu: GpuSpec | None,
+    policy: Policy,
+) -> Facts:
+    """Resolve every input. Raises KvplanError for what a plan cannot do without."""
+    data, host = estimate.data, probe.data if probe else None
+    rules = profile(data.engine if data.engine != "none" else policy.engine)
+    device, findings = _device(host, gpu)
+    per_gpu = _bytes_per_token(data)
+    prefill, more = prefill_cost(data, host, gpu)
+    links, flagged = _links(data, host, device, gpu, policy, per_gpu)
+    gpus, replicas = data.parallel.gpus, policy.replicas * data.parallel.dp
+    if not gpus or not replicas:
+        raise KvplanError("a plan needs at least one replica with one GPU: check --replicas, --tp, --pp and --dp")
+    return Facts(
+        estimate=data,
+        workload=workload.data,
+        probe=host,
+        policy=policy,
+        profile=rules,
+        gpus=gpus,
+        replicas=replicas,
+        on_host=_on_host(host, policy, replicas, gpus),
+        gpu_name=device.name if device else gpu.name if gpu else data.memory.gpu if data.memory else "GPU",
+        gpu_total=_gpu_total(data, device, gpu, probe, estimate.created),
+        weights=_weights(data, estimate.created),
+        overhead=_overhead(data, rules, estimate.created),
+        utilization=rules.utilization if policy.gpu_memory_utilization is None else policy.gpu_memory_utilization,
+        bytes_per_token_per_gpu=per_gpu,
+        demand=demand(workload.data, policy.growth, replicas),
+        prefill=prefill,
+        host_link=links[0],
+        disk_link=links[1],
+        host_memory=_host_memory(host, policy, probe.created if probe else None),
+        dates={
+            "estimate": estimate.created,
+            "workload": workload.created,
+            "probe": probe.created if probe else None,
+            "gpu": gpu.date if gpu else None,
+        },
+        findings=(*findings, *more, *flagged, *_assumptions(data, policy, replicas)),
+    )
+
+
+def demand(workload: Workload, growth: float, replicas: int) -> Demand:
+    """The log's load on one replica. Raises KvplanError where the log is empty or has no time."""
+    if not workload.requests:
+        raise KvplanError("the workload has no requests: there is nothing to plan for")
+    if not workload.span_s:
+        raise KvplanError(
+            "the workload spans no time, so nothing can be said per hour: give a log with a time stamp on every request"
+        )
+    square = workload.input_tokens_sq
+    rates = [slot.input_tokens / slot.width_s for slot in workload.load if slot.width_s]
+    return Demand(
+        requests=workload.requests,
+        input_tokens=workload.input_tokens,
+        input_tokens_sq=float(square) if square is not None else _square_bound(workload),
+        block_tokens=max(1, workload.block_tokens),
+        per_hour=3600 / workload.span_s * growth / replicas,
+        log_tokens_per_token=replicas / growth,
+        peak=max(1.0, max(rates) * workload.span_s / workload.input_tokens) if rates and workload.input_tokens else 1.0,
+    )
+
+
+def _square_bound(workload: Workload) -> float:
+    """An upper bound on Σ n² from the length percentiles, so that a share of prefill time is never overstated."""
+    lengths = workload.input_lengths
+    steps = ((0.5, lengths.p50), (0.45, lengths.p95), (0.04, lengths.p99), (0.01, lengths.max))
+    return workload.requests * math.fsum(share * length**2 for share, length in steps)
+
+
+def _device(probe: Probe | None, gpu: GpuSpec | None) -> tuple[GpuDevice | None, list[Finding]]:
+    """The probe's GPU (the one with the least memory) where it is the GPU that is planned for."""
+    if probe is None or not probe.host.gpus:
+        return None, []
+    device = min(probe.host.gpus, key=lambda one: one.total_bytes)
+    if gpu is None or abs(device.total_bytes - gpu.memory_bytes) <= SAME_GPU * gpu.memory_bytes:
+        return device, []
+    text = f"the probe saw {device.name}, the plan is for {gpu.name}: the probe's GPU and its link are not used"
+    return None, [Finding(severity="warning", code="gpu-differs", text=text)]
+
+
+def _gpu_total(
+    estimate: Estimate, device: GpuDevice | None, gpu: GpuSpec | None, probe: Document[Probe] | None, created: str
+) -> Known:
+    if device:
+        return Known(
+            value=device.total_bytes,
+            provenance="measured",
+            source=f"driver of {device.name}",
+            date=probe.created if probe else None,
+        )
+    if gpu:
+        return Known(value=gpu.memory_bytes, provenance="published", source=gpu.source, date=gpu.date)
+    if estimate.memory and estimate.memory.total_bytes:
+        return Known(value=estimate.memory.total_bytes, provenance="configured", source="the estimate", date=created)
+    raise KvplanError("no GPU memory is known: give --gpu NAME, or a probe of a host with a GPU")
+
+
+def _weights(estimate: Estimate, created: str) -> Known:
+    if estimate.weights is None:
+        raise KvplanError(
+            f"the weights of {estimate.model.id} are unknown, so what they leave for the cache is too: make the "
+            "estimate from a folder or Hub id with its safetensors index"
+        )
+    weights = estimate.weights
+    return Known(value=weights.bytes_per_gpu, provenance=weights.provenance, source=weights.source, date=created)
+
+
+def _overhead(estimate: Estimate, rules: Profile, created: str) -> Known:
+    memory = estimate.memory
+    if memory and memory.overhead_bytes is not None:
+        source = memory.overhead_source or "the estimate"
+        return Known(value=memory.overhead_bytes, provenance=memory.overhead_provenance, source=source, date=created)
+    source = f"activations, graphs and context of {rules.name}, until a start-up log is read"
+    return Known(value=rules.overhead_bytes, provenance="assumed", source=source, date=rules.date)
+
+
+def _bytes_per_token(estimate: Estimate) -> int:
+    """Bytes of one reusable token on the fullest rank: what it keeps, or its share of what a tier would store.
+
+    The second is larger where windowed layers keep less on the GPU than a stored prefix needs.
+    """
+    shared = -(-estimate.kv.offload_bytes_per_token // max(1, estimate.parallel.gpus))
+    largest = max(estimate.kv.bytes_per_token_per_gpu, shared)
+    if not largest or not estimate.kv.offload_bytes_per_token:
+        raise KvplanError(f"{estimate.model.id} keeps nothing per token: it has no prefix cache to give memory to")
+    return largest
+
+
+def _links(
+    estimate: Estimate,
+    probe: Probe | None,
+    device: GpuDevice | None,
+    gpu: GpuSpec | None,
+    policy: Policy,
+    per_gpu: int,
+) -> tuple[tuple[Rates | None, Rates | None], list[Finding]]:
+    granule = max(1, estimate.block_tokens) * per_gpu
+    host, disk, findings = None, None, list[Finding]()
+    if probe and (device or gpu is None):
+        host, flagged = host_rates(probe, granule, policy.allow_flagged_links)
+        findings += flagged
+    if probe:
+        disk, flagged = disk_rates(probe, granule, estimate.parallel.gpus, policy.allow_flagged_links)
+        findings += flagged
+    if policy.host_link_bytes_per_s:
+        rate, source = policy.host_link_bytes_per_s, "--host-link, per GPU"
+        host = Rates(
+            load_bytes_per_s=rate, store_bytes_per_s=rate, latency_s=0.0, provenance="configured", source=source
+        )
+    elif host is None and gpu:
+        rate = gpu.achievable_link_bytes_per_s
+        source = f"what page-locked copies reach on the link of {gpu.name} in public measurements; {gpu.source}"
+        host = Rates(
+            load_bytes_per_s=rate, store_bytes_per_s=rate, latency_s=0.0, provenance="published", source=source
+        )
+    return (host, disk), findings
+
+
+def _host_memory(probe: Probe | None, policy: Policy, created: str | None) -> Known | None:
+    measured, configured = probe.host.usable_memory_bytes if probe else None, policy.host_memory_bytes
+    if configured is not None and (measured is None or configured <= measured):
+        return Known(value=configured, provenance="configured", source="--host-memory")
+    if measured is None:
+        return None
+    source = "memory available now, every cgroup level honoured"
+    return Known(value=measured, provenance="measured", source=source, date=created)
+
+
+def _on_host(probe: Probe | None, policy: Policy, replicas: int, gpus: int) -> int:
+    """Replicas that share one host: as stated, else as many as its GPUs hold, else all of them."""
+    if policy.replicas_per_host:
+        return min(replicas, policy.replicas_per_host)
+    if probe and probe.host.gpus:
+        return min(replicas, max(1, len(probe.host.gpus) // gpus))
+    return replicas
+
+
+def _assumptions(estimate: Estimate, policy: Policy, replicas: int) -> list[Finding]:
+    findings = []
+    if estimate.engine == "none":
+        text = f"the estimate is engine-free: its bytes carry no block rounding or replication of {policy.engine}"
+        findings.append(Finding(severity="warning", code="engine-free-bytes", text=text))
+    if replicas > 1:
+        text = f"{replicas} replicas share the log by prefix affinity; round robin would reuse less"
+        findings.append(Finding(severity="warning", code="affinity-assumed", text=text))
+    if any(group.window_tokens or group.bytes_per_sequence for group in estimate.groups):
+        text = (
+            "layers with a window or a state: a reusable token is charged what a stored prefix takes, the larger figure"
+        )
+        findings.append(Finding(severity="info", code="windowed-layers", text=text))
+    return findings
+
+
+def evidence_of(what: str, value: str, known: Known) -> Evidence:
+    """One line of the evidence table."""
+    return Evidence(what=what, value=value, provenance=known.provenance, source=known.source, date=known.date)

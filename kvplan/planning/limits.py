@@ -1,0 +1,190 @@
+"""Bounds of the machine and of the policy, each with its number and what the plan needs of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from kvplan.documents import Limit
+from kvplan.planning.budgets import GpuRoom, HostRoom
+from kvplan.planning.choice import BUSY_LIMIT, Option, Outcome, Tier
+from kvplan.planning.economics import break_even_length, break_even_rate
+from kvplan.planning.facts import Facts
+from kvplan.units import GiB, show_bytes, show_duration, show_rate, show_tokens
+
+SHM_SPARE = GiB // 4
+
+
+def limits(
+    facts: Facts, gpu: GpuRoom, host: HostRoom, tiers: tuple[Tier | None, Tier | None], outcome: Outcome
+) -> tuple[Limit, ...]:
+    """Every limit that was checked; one that is not `ok` makes the plan's exit code 3."""
+    return (
+        *_gpu(facts, gpu),
+        *_host(facts, host, tiers[0], outcome.host),
+        *_disk(facts, tiers[1], outcome.disk),
+        *_link(facts, tiers[0], outcome.host),
+        *_link(facts, tiers[1], outcome.disk),
+        *_retention(facts, outcome),
+    )
+
+
+def _gpu(facts: Facts, room: GpuRoom) -> Iterator[Limit]:
+    yield Limit(
+        name="GPU memory",
+        limit=float(room.usable),
+        needed=float(room.needed),
+        unit="bytes",
+        ok=room.fits,
+        why=(
+            f"weights {show_bytes(room.weights)} + overhead {show_bytes(room.overhead)} + active requests "
+            f"{show_bytes(room.active)} a GPU, of {facts.utilization:g} x {show_bytes(facts.gpu_total.value)}"
+        ),
+        provenance=facts.gpu_total.provenance,
+    )
+
+
+def _host(facts: Facts, room: HostRoom, tier: Tier | None, option: Option | None) -> Iterator[Limit]:
+    cost = tier.cost(option.requested) if tier and option else 0
+    if room.available is not None and facts.host_memory is not None:
+        shared = "" if facts.on_host == 1 else f" / {facts.on_host} replicas on the host"
+        yield Limit(
+            name="host memory",
+            limit=float(room.available),
+            needed=float(cost),
+            unit="bytes",
+            ok=cost <= room.available,
+            why=(
+                f"{show_bytes(facts.host_memory.value)}{shared} less system {show_bytes(room.system)}, engine "
+                f"processes {show_bytes(room.processes)} and headroom {show_bytes(room.headroom)}"
+            ),
+            provenance=facts.host_memory.provenance,
+        )
+    if facts.probe is None:
+        return
+    machine = facts.probe.host
+    if facts.profile.shm and machine.shm_free_bytes is not None:
+        needed = (cost + SHM_SPARE) * facts.on_host if cost else 0
+        yield Limit(
+            name="/dev/shm",
+            limit=float(machine.shm_free_bytes),
+            needed=float(needed),
+            unit="bytes",
+            ok=needed <= machine.shm_free_bytes,
+            why=(
+                f"{facts.profile.name} maps its host tier there and does not start without room: enlarge it with "
+                f"--shm-size or `mount -o remount,size={-(-needed // GiB)}g /dev/shm`"
+                if needed > machine.shm_free_bytes
+                else f"{facts.profile.name} maps its host tier there"
+            ),
+            provenance="measured",
+        )
+    if machine.memlock_bytes is not None:
+        yield Limit(
+            name="memlock",
+            limit=float(machine.memlock_bytes),
+            needed=0.0,
+            unit="bytes",
+            ok=True,
+            why="reported only: CUDA page-locks through its driver, which this limit does not bound",
+            provenance="measured",
+        )
+
+
+def _disk(facts: Facts, tier: Tier | None, option: Option | None) -> Iterator[Limit]:
+    if tier is None or tier.limit_bytes is None or facts.disk_link is None or facts.disk_link.disk is None:
+        return
+    drive = facts.disk_link.disk
+    yield Limit(
+        name="disk space",
+        limit=float(tier.limit_bytes),
+        needed=float(option.requested if option else 0),
+        unit="bytes",
+        ok=not option or option.requested <= tier.limit_bytes,
+        why=f"85 % of {show_bytes(drive.free_bytes)} free on {drive.path}, or what the policy allows",
+        provenance="measured",
+    )
+    if option and option.life_s is not None:
+        daily = option.stored_tokens * tier.bytes_per_token * 24
+        rated = drive.rated_endurance_bytes
+        source = "rated writes" if rated is not None else "one drive write a day for five years, assumed"
+        yield Limit(
+            name="disk endurance",
+            limit=option.life_s,
+            needed=tier.minimum_life_s,
+            unit="s",
+            ok=option.life_s >= tier.minimum_life_s,
+            why=f"{show_bytes(daily)} written a day against {source}: worn out in {option.life_s / 86400:,.0f} days",
+            provenance="measured" if rated is not None else "assumed",
+        )
+
+
+def _link(facts: Facts, tier: Tier | None, option: Option | None) -> Iterator[Limit]:
+    rates = facts.host_link if tier and tier.name == "host" else facts.disk_link
+    if tier is None or rates is None:
+        return
+    yield Limit(
+        name=f"{tier.name} link use",
+        limit=BUSY_LIMIT,
+        needed=option.link_busy if option else 0.0,
+        unit="ratio",
+        ok=not option or option.link_busy <= BUSY_LIMIT,
+        why=f"share of time busy in the busiest stretch, {facts.demand.peak:.2g} x the mean; beyond it loads queue",
+        provenance=rates.provenance,
+    )
+    length = break_even_length(facts.prefill, tier.path)
+    per_gpu = facts.bytes_per_token_per_gpu if tier.name == "host" else facts.offload_bytes_per_token / facts.gpus
+    rate = per_gpu / tier.path.s_per_token if tier.path.s_per_token else math.inf
+    typical = _typical_prefix(facts)
+    needed = break_even_rate(facts.prefill, per_gpu, typical) if typical else 0.0
+    yield Limit(
+        name=f"{tier.name} load against recompute",
+        limit=rate,
+        needed=needed if option else 0.0,
+        unit="bytes_per_s",
+        ok=True,
+        why=_against(tier, typical, needed, rate, length),
+        provenance=rates.provenance,
+    )
+
+
+def _against(tier: Tier, typical: int, needed: float, rate: float, length: float) -> str:
+    if length == 0:
+        shortest = "loading is quicker at every length"
+    elif length == math.inf:
+        shortest = "recomputing is quicker at every length"
+    else:
+        shortest = f"loading is quicker from {show_tokens(length)} tokens on"
+    if not typical:
+        return f"the log reuses nothing; {shortest}"
+    return (
+        f"a reused prefix of {show_tokens(typical)} tokens, the log's mean, is worth loading above "
+        f"{show_rate(needed)} a GPU and the {tier.name} link gives {show_rate(rate)}; {shortest}"
+    )
+
+
+def _typical_prefix(facts: Facts) -> int:
+    """Mean reused prefix of a request with a hit, in a cache that holds everything."""
+    last = max(facts.workload.curve, key=lambda point: point.capacity_tokens, default=None)
+    return last.hit_tokens // last.hit_requests if last and last.hit_requests else 0
+
+
+def _retention(facts: Facts, outcome: Outcome) -> Iterator[Limit]:
+    ttl = facts.policy.ttl_s
+    if ttl is None:
+        return
+    fill = outcome.level.low.fill_time_s
+    span = facts.workload.span_s or 0.0
+    needed = span if fill is None else fill
+    yield Limit(
+        name="time to live",
+        limit=ttl,
+        needed=needed if outcome.host or outcome.disk else 0.0,
+        unit="s",
+        ok=True,
+        why=(
+            f"a tier that takes longer than {show_duration(ttl)} to fill holds nothing more for it: sizes beyond that "
+            "are not considered"
+        ),
+        provenance="configured",
+    )

@@ -1,0 +1,103 @@
+"""Which measured cell speaks for a tier's link: the engine's granule, clean, contended where that was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvplan.documents import Disk, Finding, Link, Probe, Provenance
+
+OPPOSITE = "opposite direction"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What one link carries in each direction, in bytes a second, and where that is known from."""
+
+    load_bytes_per_s: float
+    store_bytes_per_s: float
+    latency_s: float
+    provenance: Provenance
+    source: str
+    disk: Disk | None = None
+
+
+def nearest(cells: Iterable[Link], granule: int, depth: int) -> Link | None:
+    """The cell nearest to a granule; of equals the contended, then the nearest in depth, then the slowest."""
+    return min(
+        cells,
+        key=lambda cell: (
+            abs(math.log(cell.granule_bytes / granule)) if cell.granule_bytes else math.inf,
+            cell.concurrent != OPPOSITE,
+            abs(cell.depth - depth),
+            cell.p50_bytes_per_s,
+        ),
+        default=None,
+    )
+
+
+def clean(cells: Iterable[Link], allow_flagged: bool) -> list[Link]:
+    """Cells a plan may use: quiet or contended by the opposite direction only, and not flagged unless allowed."""
+    return [
+        cell
+        for cell in cells
+        if cell.concurrent in ("none", OPPOSITE) and cell.p50_bytes_per_s > 0 and (allow_flagged or not cell.flags)
+    ]
+
+
+def host_rates(probe: Probe, granule: int, allow_flagged: bool) -> tuple[Rates | None, list[Finding]]:
+    """Host link of the slowest GPU that was measured, per GPU; None where no usable pair of cells is there."""
+    measured = [cell for cell in probe.links if cell.direction in ("h2d", "d2h")]
+    usable = clean(measured, allow_flagged)
+    slowest = []
+    for direction in ("h2d", "d2h"):
+        ends = {cell.target if direction == "h2d" else cell.source for cell in usable if cell.direction == direction}
+        of_gpus = [
+            nearest(
+                [cell for cell in usable if end in (cell.source, cell.target) and cell.direction == direction],
+                granule,
+                1,
+            )
+            for end in sorted(ends)
+        ]
+        slowest.append(min((cell for cell in of_gpus if cell), key=lambda cell: cell.p50_bytes_per_s, default=None))
+    load, store = slowest
+    if load is None or store is None:
+        return None, _refused("host link", measured)
+    return _measured(load, store), []
+
+
+def disk_rates(probe: Probe, granule: int, depth: int, allow_flagged: bool) -> tuple[Rates | None, list[Finding]]:
+    """The quickest drive that was measured in both directions; None where none is usable."""
+    measured = [cell for cell in probe.links if cell.direction in ("read", "write")]
+    found = []
+    for disk in probe.capacity:
+        mine = [cell for cell in measured if f"disk:{disk.path}" in (cell.source, cell.target)]
+        usable = clean(mine, allow_flagged) if allow_flagged or not disk.flags else []
+        load = nearest([cell for cell in usable if cell.direction == "read"], granule, depth)
+        store = nearest([cell for cell in usable if cell.direction == "write"], granule, depth)
+        if load and store:
+            found.append(_measured(load, store, disk))
+    best = max(found, key=lambda rates: rates.load_bytes_per_s, default=None)
+    return best, [] if best else _refused("disk", measured, *probe.capacity)
+
+
+def _measured(load: Link, store: Link, disk: Disk | None = None) -> Rates:
+    beside = "" if load.concurrent == "none" else f", beside {load.concurrent}"
+    return Rates(
+        load_bytes_per_s=load.p50_bytes_per_s,
+        store_bytes_per_s=store.p50_bytes_per_s,
+        latency_s=load.p50_latency_s,
+        provenance="measured",
+        source=f"{load.source} to {load.target}, {load.granule_bytes:,} B a piece, depth {load.depth}{beside}",
+        disk=disk,
+    )
+
+
+def _refused(what: str, measured: list[Link], *disks: Disk) -> list[Finding]:
+    flags = sorted({flag for cell in measured for flag in cell.flags} | {flag for disk in disks for flag in disk.flags})
+    if not measured or not flags:
+        return []
+    text = f"every measured cell of the {what} is flagged ({', '.join(flags)}) and was not used"
+    return [Finding(severity="warning", code="link-flagged", text=text)]

@@ -1,0 +1,102 @@
+"""The choice made again with one input moved at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvplan.documents import CurvePoint, Prefill, PrefixClass, Sensitivity
+from kvplan.planning.budgets import gpu_room, kept_curve
+from kvplan.planning.choice import Case, Tier, solve
+from kvplan.planning.economics import Curve
+from kvplan.planning.facts import Facts, demand
+
+LEAST_BAND = 0.1
+
+
+def sensitivities(facts: Facts, case: Case) -> tuple[Sensitivity, ...]:
+    """How the recommended sizes and their gain move, one line a change."""
+    return tuple(_line(what, change, moved) for what, change, moved in _changes(facts, case))
+
+
+def _line(what: str, change: str, case: Case) -> Sensitivity:
+    outcome = solve(case)
+    return Sensitivity(
+        what=what,
+        change=change,
+        host_bytes=outcome.host.requested if outcome.host else 0,
+        disk_bytes=outcome.disk.requested if outcome.disk else 0,
+        net_s_per_hour=outcome.net_s,
+    )
+
+
+def _changes(facts: Facts, case: Case) -> Iterator[tuple[str, str, Case]]:
+    for change, factor in (("-25 %", 0.75), ("+25 %", 1.25)):
+        yield "demand", change, _demand(facts, case, factor)
+    yield "hits of the log", "-20 %", replace(case, curve=_fewer(case.curve), kept=_fewer(case.kept))
+    if case.host:
+        yield "host link", "half as fast", replace(case, host=_slower(case.host, 2.0))
+    if case.disk:
+        yield "disk", "half as fast", replace(case, disk=_slower(case.disk, 2.0))
+    low = min(facts.prefill.low_ratio, 1 - LEAST_BAND)
+    high = max(facts.prefill.high_ratio, 1 + LEAST_BAND)
+    for factor in (low, high):
+        yield "prefill cost", f"x {factor:.2f}", replace(case, prefill=_priced(case.prefill, factor))
+    if case.host:
+        wider = replace(case.host, bytes_per_token=case.host.bytes_per_token * 3 // 2)
+        yield "bytes a token takes in host memory", "x 1.5", replace(case, host=wider)
+        yield "GPU time lost to stores", "all of it", replace(case, host=_stored(case.host, 2.0))
+        yield "GPU time lost to stores", "none", replace(case, host=replace(case.host, stores_disturb=False))
+
+
+def _demand(facts: Facts, case: Case, factor: float) -> Case:
+    growth = facts.policy.growth * factor
+    return replace(
+        case,
+        demand=demand(facts.workload, growth, facts.replicas),
+        gpu_tokens=gpu_room(facts, growth).tokens,
+        kept=kept_curve(facts),
+    )
+
+
+def _fewer(curve: Curve) -> Curve:
+    """The same curve with a fifth fewer requests that hit."""
+    return Curve([_scaled(point, 4, 5) for point in curve.points])
+
+
+def _scaled(point: CurvePoint, up: int, down: int) -> CurvePoint:
+    return replace(
+        point,
+        hit_blocks=point.hit_blocks * up // down,
+        hit_tokens=point.hit_tokens * up // down,
+        hit_ratio=point.hit_ratio * up / down,
+        hit_requests=point.hit_requests * up // down,
+        reused_prefix_tokens_sq=point.reused_prefix_tokens_sq * up // down,
+        prefixes=tuple(
+            PrefixClass(
+                at_most_tokens=part.at_most_tokens,
+                requests=part.requests * up // down,
+                tokens=part.tokens * up // down,
+                tokens_sq=part.tokens_sq * up // down,
+            )
+            for part in point.prefixes
+        ),
+    )
+
+
+def _slower(tier: Tier, factor: float) -> Tier:
+    path = replace(tier.path, s_per_token=tier.path.s_per_token * factor)
+    return replace(_stored(tier, factor), path=path)
+
+
+def _stored(tier: Tier, factor: float) -> Tier:
+    return replace(tier, store_s_per_token=tier.store_s_per_token * factor)
+
+
+def _priced(prefill: Prefill, factor: float) -> Prefill:
+    return replace(
+        prefill,
+        t0_s=prefill.t0_s * factor,
+        a_s_per_token=prefill.a_s_per_token * factor,
+        b_s_per_token_sq=prefill.b_s_per_token_sq * factor,
+    )

@@ -1,0 +1,100 @@
+"""The plan's sentences: the decision that a reviewer signs, and why each tier is or is not given memory."""
+
+from __future__ import annotations
+
+import math
+
+from kvplan.planning.choice import Case, Option, Outcome, Tier, best_of
+from kvplan.planning.economics import break_even_length
+from kvplan.planning.facts import Facts
+from kvplan.units import show_bytes, show_duration, show_percent
+
+
+def decision(facts: Facts, case: Case, outcome: Outcome) -> str:
+    """One or two sentences that name the sizes, the gain and the reason."""
+    each = "" if facts.replicas == 1 else " for each replica"
+    given = [
+        f"{_size(option)} of {'host memory' if tier.name == 'host' else 'disk'}"
+        for tier, option in ((case.host, outcome.host), (case.disk, outcome.disk))
+        if tier and option
+    ]
+    if not given:
+        return f"Nothing: give no host memory and no disk to the KV cache. {_first_up(no_tier(facts, case, outcome))}."
+    before, after = outcome.base.low.hit_ratio, outcome.level.low.hit_ratio
+    share = outcome.net_s / outcome.busy_s if outcome.busy_s else 0.0
+    return (
+        f"Give {' and '.join(given)} to the KV cache{each}. Hits rise from {show_percent(before)} to "
+        f"{show_percent(after)} of input tokens, which spares each replica {show_duration(outcome.net_s)} of prefill "
+        f"an hour ({show_percent(share)} of it) after loads and stores are paid."
+    )
+
+
+def why_host(facts: Facts, case: Case, outcome: Outcome) -> str:
+    """Why the host tier gets what it gets."""
+    return _why(facts, case, case.host, outcome.host, outcome.host_options, "host memory")
+
+
+def why_disk(facts: Facts, case: Case, outcome: Outcome) -> str:
+    """Why the disk tier gets what it gets."""
+    return _why(facts, case, case.disk, outcome.disk, outcome.disk_options, "disk")
+
+
+def no_tier(facts: Facts, case: Case, outcome: Outcome) -> str:
+    """Why nothing is recommended: the reason of the tier that came nearest."""
+    if case.host or not case.disk:
+        return why_host(facts, case, outcome)
+    return why_disk(facts, case, outcome)
+
+
+def _why(
+    facts: Facts, case: Case, tier: Tier | None, option: Option | None, sizes: tuple[Option, ...], name: str
+) -> str:
+    if option:
+        return (
+            f"{_size(option)} gain {show_duration(option.net_s)} of GPU time an hour: {show_duration(option.saved_s)} "
+            f"of recomputing less {show_duration(option.load_s)} of loads and {show_duration(option.store_s)} for stores"
+        )
+    if tier is None:
+        return _absent(facts, name)
+    if not facts.workload.curve or facts.workload.ceiling_hit_ratio == 0:
+        return "the log reuses no prefix"
+    if math.isinf(break_even_length(case.prefill, tier.path)):
+        return f"recomputing is quicker than loading from {name} at every length"
+    return _unpaid(facts, tier, sizes, name)
+
+
+def _unpaid(facts: Facts, tier: Tier, sizes: tuple[Option, ...], name: str) -> str:
+    """Why no size of a tier that exists was chosen."""
+    if not sizes:
+        room = f" ({show_bytes(tier.limit_bytes)} available)" if tier.limit_bytes is not None else ""
+        return f"no size of {name} fits{room}"
+    if not any(option.loaded_tokens for option in sizes):
+        inside = "repeats what is held nearer to the GPU and " if tier.inclusive else ""
+        return f"{name} up to {_size(sizes[-1])} {inside}adds no reuse that the log shows"
+    best = best_of(sizes)
+    if best is None:
+        return f"every size of {name} is refused: {sizes[-1].refused}"
+    if best.net_s <= 0:
+        return f"loads and stores of {name} cost more than the recomputing they avoid"
+    return (
+        f"the best size of {name} gains {show_duration(best.net_s)} of GPU time an hour, under the "
+        f"{show_percent(facts.policy.minimum_gain_ratio)} of prefill time that the policy asks for"
+    )
+
+
+def _absent(facts: Facts, name: str) -> str:
+    if name == "disk":
+        if facts.policy.forbid_disk:
+            return "the policy forbids persistent storage"
+        return "no usable measurement of a drive: run `kvplan probe --disk DIR` on the target"
+    if facts.policy.forbid_host:
+        return "the policy forbids a host tier"
+    return "the host link is unknown: give --gpu NAME, --host-link, or a probe of the GPU host"
+
+
+def _size(option: Option) -> str:
+    return show_bytes(option.requested).replace(".00 GiB", " GiB")
+
+
+def _first_up(text: str) -> str:
+    return text[:1].upper() + text[1:]
