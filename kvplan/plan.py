@@ -42,8 +42,8 @@ from kvplan.planning.confidence import confidence, evidence
 from kvplan.planning.economics import break_even_row
 from kvplan.planning.facts import Facts, gather
 from kvplan.planning.limits import limits
-from kvplan.planning.sensitivity import sensitivities
-from kvplan.planning.wording import decision, no_tier, why_disk, why_host
+from kvplan.planning.sensitivity import changes, sensitivities
+from kvplan.planning.wording import WIDE, decision, exceeded, no_tier, why_disk, why_host
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 BREAK_EVEN_TOKENS = (2048, 8192, 32_768, 131_072)
@@ -78,8 +78,9 @@ def make(
     room, host = gpu_room(facts), host_room(facts)
     case = case_of(facts, room, host)
     made = _Result(facts=facts, gpu=room, host=host, case=case, outcome=solve(case))
+    bounds = limits(facts, room, host, (case.host, case.disk), made.outcome)
     return Plan(
-        decision=decision(facts, case, made.outcome),
+        decision=decision(facts, case, made.outcome) + exceeded(bounds),
         verdict=_verdict(made.outcome),
         inputs=PlanInputs(estimate=estimate, workload=workload, probe=probe, gpu=gpu),
         policy=policy,
@@ -89,13 +90,30 @@ def make(
         break_even=_break_even(made),
         curve=(*_points(made, "host"), *_points(made, "disk")),
         benefit=_benefit(made),
-        limits=limits(facts, room, host, (case.host, case.disk), made.outcome),
+        limits=bounds,
         sensitivity=sensitivities(facts, case),
         config=_config(made),
         confidence=confidence(facts),
         evidence=evidence(facts),
         findings=(*facts.findings, *_findings(made)),
     )
+
+
+def capacities(
+    estimate: Document[Estimate],
+    workload: Document[Workload],
+    probe: Document[Probe] | None,
+    gpu: GpuSpec | None,
+    policy: Policy,
+) -> tuple[int, ...]:
+    """Capacities in tokens of the log at which its hit curve should be exact for this plan, the GPU cache's own.
+
+    A workload profiled again with these as `capacity_tokens` leaves nothing to the curve's steps. Raises as `make`.
+    """
+    facts = gather(estimate, workload, probe, gpu, policy)
+    case = case_of(facts, gpu_room(facts), host_room(facts))
+    moved = (case, *(moved for _, _, moved in changes(facts, case)))
+    return tuple(sorted({int(one.gpu_tokens * one.demand.log_tokens_per_token) for one in moved} - {0}))
 
 
 def _verdict(outcome: Outcome) -> Verdict:
@@ -243,7 +261,7 @@ def _bracket(made: _Result) -> list[Finding]:
     """Say so where the curve has no exact point near the GPU's size, which makes the promised gain too small."""
     base = made.outcome.base
     gap = base.high.hit_ratio - base.low.hit_ratio
-    if gap <= 0.01:
+    if gap < WIDE:
         return []
     log = round(base.tokens * made.case.demand.log_tokens_per_token)
     text = (

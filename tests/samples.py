@@ -9,33 +9,24 @@ from __future__ import annotations
 
 import random
 from collections import Counter, OrderedDict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
 from kvplan.catalog import gpu
 from kvplan.documents import (
-    Alternative,
-    Benefit,
-    BreakEven,
-    Budget,
-    BudgetItem,
-    Budgets,
     BytesAt,
     CacheGroup,
     Compute,
-    Confidence,
     CurvePoint,
     Disk,
     Document,
     Estimate,
-    Evidence,
     Finding,
     GpuDevice,
     Host,
     Interval,
     KvCost,
-    Limit,
     Link,
     Load,
     LogSource,
@@ -44,20 +35,18 @@ from kvplan.documents import (
     Parallel,
     Percentiles,
     Plan,
-    PlanInputs,
     Policy,
     Prefill,
     PrefillPoint,
     PrefixClass,
     Probe,
-    Sensitivity,
     ServiceModel,
     Tenant,
-    TierPoint,
     Weights,
     WorkingSet,
     Workload,
 )
+from kvplan.plan import make
 from kvplan.units import GB, GiB, KiB, MiB, TiB
 
 T = TypeVar("T")
@@ -231,8 +220,9 @@ def prefix_classes(prefixes: list[int]) -> tuple[PrefixClass, ...]:
 
 
 def grid(unique: int) -> list[int]:
-    """Capacities in blocks: doublings from 64, and the whole log."""
-    return [64 << n for n in range(20) if 64 << n < unique] + [unique]
+    """Capacities in blocks: ten a decade from 64 on, and the whole log."""
+    steps = [round(64 * 10 ** (n / 10)) for n in range(60)]
+    return [step for step in steps if step < unique] + [unique]
 
 
 def workload_of(log: tuple[Request, ...], capacities: list[int] | None = None) -> Workload:
@@ -385,8 +375,8 @@ def host(memory: int = 512 * GiB, gpus: int = 1) -> Host:
         memory_available_bytes=memory - 22 * GiB,
         usable_memory_bytes=memory - 24 * GiB,
         memlock_bytes=8 * MiB,
-        shm_total_bytes=memory // 2,
-        shm_free_bytes=memory // 2,
+        shm_total_bytes=memory,
+        shm_free_bytes=memory - GiB,
         numa=tuple(
             NumaNode(node=node, total_bytes=memory // 2, free_bytes=memory // 2 - 11 * GiB, cpus=cpus)
             for node, cpus in enumerate(("0-31", "32-63"))
@@ -475,156 +465,5 @@ def probe_without_gpu() -> Document[Probe]:
 
 @cache
 def plan() -> Document[Plan]:
-    """A plan by hand until the planner stands."""
-    nothing = Alternative(
-        name="nothing",
-        host_bytes=0,
-        disk_bytes=0,
-        hit_ratio=0.53,
-        saved_s_per_hour=0.0,
-        load_s_per_hour=0.0,
-        store_s_per_hour=0.0,
-        net_s_per_hour=0.0,
-        stored_bytes_per_hour=0.0,
-        loaded_bytes_per_hour=0.0,
-        feasible=True,
-        why="no tier beside the GPU",
-    )
-    better = replace(
-        nothing,
-        name="recommended",
-        host_bytes=192 * GiB,
-        hit_ratio=0.63,
-        saved_s_per_hour=95.0,
-        load_s_per_hour=9.0,
-        store_s_per_hour=0.0,
-        net_s_per_hour=86.0,
-        stored_bytes_per_hour=1.4e12,
-        loaded_bytes_per_hour=4.2e11,
-        why="smallest size within 2 % of the best net benefit",
-    )
-    gpu_items = (
-        ("weights", 16_060_522_496, "published"),
-        ("engine overhead", 4 * GiB, "assumed"),
-        ("active requests", 12 * GiB, "measured"),
-        ("reusable blocks", 41 * GiB, "measured"),
-    )
-    host_items = (
-        ("operating system and page cache", 16 * GiB, "assumed"),
-        ("engine processes", 12 * GiB, "assumed"),
-        ("KV cache", 192 * GiB, "measured"),
-        ("headroom", 268 * GiB, "measured"),
-    )
-    return envelope(
-        "plan",
-        Plan(
-            decision="Give 192 GiB of host memory to the KV cache and no disk.",
-            verdict="host",
-            inputs=PlanInputs(estimate=estimate(), workload=workload(), probe=probe(), gpu=gpu("h100-80gb")),
-            policy=Policy(),
-            prefill=prefill(),
-            budgets=Budgets(
-                gpu=Budget(
-                    bytes=41 * GiB,
-                    requested_bytes=41 * GiB,
-                    usable_bytes=41 * GiB,
-                    tokens=41 * GiB // 131_072,
-                    hit_ratio=0.53,
-                    why="what is left",
-                    limit_bytes=sum(size for _, size, _ in gpu_items),
-                    items=tuple(BudgetItem(name=n, bytes=b, provenance=p, why="as listed") for n, b, p in gpu_items),
-                ),
-                host=Budget(
-                    bytes=151 * GiB,
-                    requested_bytes=192 * GiB,
-                    usable_bytes=192 * GiB,
-                    tokens=192 * GiB // 131_072,
-                    hit_ratio=0.63,
-                    why="pays",
-                    limit_bytes=488 * GiB,
-                    items=tuple(BudgetItem(name=n, bytes=b, provenance=p, why="as listed") for n, b, p in host_items),
-                ),
-                disk=Budget(
-                    bytes=0, requested_bytes=0, usable_bytes=0, tokens=0, hit_ratio=0.63, why="adds too little"
-                ),
-            ),
-            alternatives=(
-                nothing,
-                better,
-                replace(better, name="knee", host_bytes=128 * GiB, hit_ratio=0.61, net_s_per_hour=80.0),
-                replace(better, name="largest", host_bytes=440 * GiB, hit_ratio=0.644, net_s_per_hour=86.5),
-            ),
-            break_even=tuple(
-                BreakEven(
-                    tier=tier,
-                    prefix_tokens=n,
-                    recompute_s=prefill().seconds(n),
-                    load_s=131_072 * n / rate,
-                    break_even_bytes_per_s=131_072 * n / prefill().seconds(n),
-                    link_bytes_per_s=rate,
-                    verdict=verdict,
-                )
-                for tier, rate, verdict in (("host", 49.5e9, "load"), ("disk", 4.5e9, "measure"))
-                for n in (2048, 8192, 32_768, 131_072)
-            ),
-            curve=tuple(
-                TierPoint(
-                    tier="host",
-                    bytes=point.capacity_tokens * 131_072,
-                    tokens=point.capacity_tokens,
-                    hit_ratio=point.hit_ratio,
-                    net_s_per_hour=max(0.0, 900 * (point.hit_ratio - 0.53)),
-                )
-                for point in workload().data.curve
-            ),
-            benefit=Benefit(
-                gpu_s_per_hour_saved=86.0,
-                gpu_busy_ratio_off=0.13,
-                gpu_busy_ratio_on=0.106,
-                capacity_gain_ratio=0.23,
-            ),
-            limits=(
-                Limit(
-                    name="host memory",
-                    limit=float(488 * GiB),
-                    needed=float(220 * GiB),
-                    unit="bytes",
-                    ok=True,
-                    why="usable memory of the host, every cgroup level honoured",
-                    provenance="measured",
-                ),
-                Limit(
-                    name="/dev/shm",
-                    limit=float(128 * GiB),
-                    needed=float(192 * GiB),
-                    unit="bytes",
-                    ok=False,
-                    why="vLLM maps its host tier there",
-                    provenance="measured",
-                ),
-            ),
-            sensitivity=tuple(
-                Sensitivity(what=what, change=change, host_bytes=size * GiB, disk_bytes=0, net_s_per_hour=net)
-                for what, change, size, net in (
-                    ("demand", "-25 %", 192, 64.0),
-                    ("demand", "+25 %", 192, 108.0),
-                    ("link rate", "halved", 160, 77.0),
-                    ("prefill cost", "low", 192, 83.0),
-                    ("prefill cost", "high", 192, 89.0),
-                )
-            ),
-            config={"vllm": "--kv-offloading-size 192"},
-            confidence=Confidence(grade="B", reasons=("links measured",), raise_by=("a week of logs", "a live A/B")),
-            evidence=(
-                Evidence(
-                    what="prefill",
-                    value="0.9 ms + 24 us a token",
-                    provenance="measured",
-                    source="probe",
-                    date="2026-11-20",
-                ),
-                Evidence(what="engine overhead", value="4.00 GiB", provenance="assumed", source="vLLM profile"),
-            ),
-            findings=(Finding(severity="warning", code="shm-small", text="/dev/shm is smaller than the host tier"),),
-        ),
-    )
+    """The plan for the sample service on the sample host: a host tier pays."""
+    return envelope("plan", make(estimate(), workload(), probe(), gpu("h100-80gb"), Policy()))

@@ -16,7 +16,7 @@ LEAST_BAND = 0.1
 
 def sensitivities(facts: Facts, case: Case) -> tuple[Sensitivity, ...]:
     """How the recommended sizes and their gain move, one line a change."""
-    return tuple(_line(what, change, moved) for what, change, moved in _changes(facts, case))
+    return tuple(_line(what, change, moved) for what, change, moved in changes(facts, case))
 
 
 def _line(what: str, change: str, case: Case) -> Sensitivity:
@@ -30,7 +30,8 @@ def _line(what: str, change: str, case: Case) -> Sensitivity:
     )
 
 
-def _changes(facts: Facts, case: Case) -> Iterator[tuple[str, str, Case]]:
+def changes(facts: Facts, case: Case) -> Iterator[tuple[str, str, Case]]:
+    """What is moved, by how much, and the case that results."""
     for change, factor in (("-25 %", 0.75), ("+25 %", 1.25)):
         yield "demand", change, _demand(facts, case, factor)
     yield "hits of the log", "-20 %", replace(case, curve=_fewer(case.curve), kept=_fewer(case.kept))

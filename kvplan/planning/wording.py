@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from kvplan.documents import Limit
 from kvplan.planning.choice import Case, Option, Outcome, Tier, best_of
 from kvplan.planning.economics import break_even_length
 from kvplan.planning.facts import Facts
 from kvplan.units import show_bytes, show_duration, show_percent
+
+WIDE = 0.01
 
 
 def decision(facts: Facts, case: Case, outcome: Outcome) -> str:
@@ -20,13 +24,20 @@ def decision(facts: Facts, case: Case, outcome: Outcome) -> str:
     ]
     if not given:
         return f"Nothing: give no host memory and no disk to the KV cache. {_first_up(no_tier(facts, case, outcome))}."
-    before, after = outcome.base.low.hit_ratio, outcome.level.low.hit_ratio
+    low, high, after = (one.hit_ratio for one in (outcome.base.low, outcome.base.high, outcome.level.low))
+    before = show_percent(low) if high - low < WIDE else f"between {show_percent(low)} and {show_percent(high)}"
     share = outcome.net_s / outcome.busy_s if outcome.busy_s else 0.0
     return (
-        f"Give {' and '.join(given)} to the KV cache{each}. Hits rise from {show_percent(before)} to "
+        f"Give {' and '.join(given)} to the KV cache{each}. Hits rise from {before} to at least "
         f"{show_percent(after)} of input tokens, which spares each replica {show_duration(outcome.net_s)} of prefill "
         f"an hour ({show_percent(share)} of it) after loads and stores are paid."
     )
+
+
+def exceeded(limits: Iterable[Limit]) -> str:
+    """A sentence for the decision where a limit does not hold; empty where all do."""
+    broken = [limit.name for limit in limits if not limit.ok]
+    return f" Not before this is settled: {', '.join(broken)} (see the limits)." if broken else ""
 
 
 def why_host(facts: Facts, case: Case, outcome: Outcome) -> str:
@@ -52,7 +63,7 @@ def _why(
     if option:
         return (
             f"{_size(option)} gain {show_duration(option.net_s)} of GPU time an hour: {show_duration(option.saved_s)} "
-            f"of recomputing less {show_duration(option.load_s)} of loads and {show_duration(option.store_s)} for stores"
+            f"of recomputing less {show_duration(option.load_s)} of loads and {show_duration(option.store_s)} of stores"
         )
     if tier is None:
         return _absent(facts, name)
