@@ -80,9 +80,12 @@ def break_even_length(prefill: Prefill, path: LoadPath) -> float:
     """
     slope = prefill.a_s_per_token - path.s_per_token
     b, latency = prefill.b_s_per_token_sq, path.latency_s
-    if b == 0:
-        return (latency / slope if slope > 0 else math.inf) if latency or slope < 0 else 0.0
-    return max(0.0, (-slope + math.sqrt(slope * slope + 4 * b * latency)) / (2 * b))
+    root = math.sqrt(slope * slope + 4 * b * latency)
+    if slope > 0:  # this form of the root loses no digits where b is small
+        return 2 * latency / (slope + root)
+    if b:
+        return (root - slope) / (2 * b)
+    return math.inf if slope or latency else 0.0
 
 
 def break_even_rate(prefill: Prefill, kv_bytes_per_token: float, tokens: int) -> float:
@@ -129,13 +132,13 @@ def _classes(point: CurvePoint) -> tuple[PrefixClass, ...]:
 def worth(upper: CurvePoint, lower: CurvePoint, prefill: Prefill, path: LoadPath, block_tokens: int) -> Worth:
     """Gain of holding what `upper` holds where what `lower` holds is already nearer, for the whole log.
 
-    A prefix is loaded only from the break-even length on. With v(p) = a p + b p² - s p, a request whose nearer tier
-    has p and this one has q gains max(0, v(q) - v(p)). The sums over prefix classes give
-    Σ v(q) over loaded classes of `upper` less Σ v(p) over the same classes of `lower`, which is exact where every
-    prefix is loaded and otherwise never above the true gain: v is negative below the break-even length and rises
-    above it. Each load is charged its latency; there are at most as many loads as requests with a hit, or new blocks.
+    With v(p) = a p + b p² - s p, a request whose nearer tier has p and this one has q gains max(0, v(q) - v(p)) less
+    the latency of a load. Only prefixes longer than the root of v are loaded: v is negative below it and rises above
+    it. So Σ v(q) over those classes of `upper` less Σ v(p) over the same classes of `lower` is exact where every prefix
+    is loaded, and otherwise never above the true gain. Each load is charged its latency; there are at most as many
+    loads as requests with a hit, or new blocks.
     """
-    threshold = break_even_length(prefill, path)
+    threshold = break_even_length(prefill, LoadPath(s_per_token=path.s_per_token))
     tokens = square = requests = 0
     for sign, point in ((1, upper), (-1, lower)):
         for part in _classes(point):
