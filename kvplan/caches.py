@@ -6,7 +6,7 @@ elements, whole model, before any parallelism; how an engine stores them is the 
 
 from __future__ import annotations
 
-from kvplan.documents import LayerCache, LayerKind, StateTensor
+from kvplan.documents import LayerCache, LayerKind, Recurrence, StateTensor
 from kvplan.errors import KvplanError
 from kvplan.modelconfig import Config, MissingKey
 
@@ -199,8 +199,8 @@ def self_and_cross(c: Config, index: int) -> Caches:
 # ------------------------------------------------------------------------------------------ recurrent state
 
 
-def _recurrent(c: Config, *state: StateTensor) -> Caches:
-    return (LayerCache(kind="recurrent", state=state, keys=c.keys()),)
+def _recurrent(c: Config, recurrence: Recurrence, *state: StateTensor) -> Caches:
+    return (LayerCache(kind="recurrent", state=state, recurrence=recurrence, keys=c.keys()),)
 
 
 def _state_dtype(c: Config) -> str | None:
@@ -219,6 +219,7 @@ def mamba1(c: Config, index: int) -> Caches:
     state, kernel = c.number("ssm_state"), c.number("ssm_kernel")
     return _recurrent(
         c,
+        "mamba1",
         StateTensor(role="conv", shape=(inner, kernel - 1), split=((inner, 1),)),
         StateTensor(role="state", shape=(inner, state), dtype=_state_dtype(c), split=((inner, 1),)),
     )
@@ -236,6 +237,7 @@ def mamba2(c: Config, index: int) -> Caches:
     channels = heads * width + 2 * groups * state
     return _recurrent(
         c,
+        "mamba2",
         StateTensor(role="conv", shape=(channels, kernel - 1), split=((heads, width), (groups, 2 * state))),
         StateTensor(role="state", shape=(heads, width, state), dtype=_state_dtype(c), split=((heads, 1),)),
     )
@@ -257,6 +259,7 @@ def delta_net(c: Config, index: int) -> Caches:
     shape = (value_heads, key_dim, value_dim)
     return _recurrent(
         c,
+        "delta",
         StateTensor(role="conv", shape=(channels, kernel - 1), split=split),
         StateTensor(role="state", shape=shape, dtype=_state_dtype(c), split=((value_heads, 1),)),
     )
@@ -273,6 +276,7 @@ def kimi_delta(c: Config, index: int) -> Caches:
     columns = c.checked("short_conv_kernel_size", kernel, 1) - 1
     return _recurrent(
         c,
+        "kimi-delta",
         StateTensor(role="conv", shape=(3 * heads * width, columns), split=((heads, 3 * width),)),
         StateTensor(role="state", shape=(heads, width, width), dtype=_state_dtype(c), split=((heads, 1),)),
     )
@@ -283,7 +287,9 @@ def lightning(c: Config, index: int) -> Caches:
     c = c.asking()
     heads, width = c.number("num_attention_heads"), head_dim(c)
     return _recurrent(
-        c, StateTensor(role="state", shape=(heads, width, width), dtype=_state_dtype(c), split=((heads, 1),))
+        c,
+        "lightning",
+        StateTensor(role="state", shape=(heads, width, width), dtype=_state_dtype(c), split=((heads, 1),)),
     )
 
 
@@ -291,4 +297,4 @@ def convolution(c: Config, index: int) -> Caches:
     """A short gated convolution (LFM2): its last inputs, as wide as the hidden state."""
     c = c.asking()
     hidden, kernel = c.number("hidden_size"), c.number("conv_L_cache")
-    return _recurrent(c, StateTensor(role="conv", shape=(hidden, kernel - 1), split=((hidden, 1),)))
+    return _recurrent(c, "short-conv", StateTensor(role="conv", shape=(hidden, kernel - 1), split=((hidden, 1),)))

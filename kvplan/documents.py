@@ -32,6 +32,7 @@ Rate = Annotated[float, msgspec.Meta(ge=0, description="bytes per second")]
 Provenance = Literal["measured", "configured", "published", "assumed", "default"]
 Severity = Literal["info", "warning", "error"]
 LayerKind = Literal["full", "sliding", "chunked", "latent", "indexer", "recurrent", "cross", "draft"]
+Recurrence = Literal["mamba1", "mamba2", "delta", "kimi-delta", "lightning", "short-conv"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +98,8 @@ class LayerCache:
     set. `rope_dim` is the share of `k_dim` that carries the position in a latent. `slot_bytes` is set where the
     architecture itself fixes the bytes of an entry, whatever the KV dtype (an indexer key in fp8 with its scale).
     Cross attention holds `fixed_tokens` entries, the encoder's positions; None means as many as the encoder is given.
-    `state` lists tensors of fixed size. `keys` names the config keys that said so, class defaults marked.
+    `state` lists tensors of fixed size; `recurrence` says what makes them, since engines lay each out in its own way.
+    `keys` names the config keys that said so, class defaults marked.
     """
 
     kind: LayerKind
@@ -110,6 +112,7 @@ class LayerCache:
     fixed_tokens: Tokens | None = None
     slot_bytes: Bytes | None = None
     state: tuple[StateTensor, ...] = ()
+    recurrence: Recurrence | None = None
     keys: tuple[str, ...] = ()
 
 
