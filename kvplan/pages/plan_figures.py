@@ -1,0 +1,234 @@
+"""The pictures of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import cycle, pairwise
+
+from kvplan.documents import BreakEven, Budget, Plan
+from kvplan.page import Axis, Figure, Part, Plot, Role, Rule, Series, Stack, Swing, Tornado
+from kvplan.pages import workload_figures
+from kvplan.units import show_bytes, show_duration, show_percent
+
+# What the planner calls the pieces of a budget; whatever it names anew takes the next colour that is left.
+_PARTS: dict[str, Role] = {
+    "KV cache": "main",
+    "reusable blocks": "main",
+    "active requests": "third",
+    "weights": "fourth",
+    "operating system and page cache": "fourth",
+    "engine overhead": "second",
+    "engine processes": "second",
+    "lost to rounding": "danger",
+    "headroom": "muted",
+    "free": "faint",
+    "left free": "faint",
+    "less than a block": "faint",
+}
+_SPARE: tuple[Role, ...] = ("third", "recompute", "disk", "muted", "host")
+_TIERS: tuple[tuple[str, Role], ...] = (("host", "host"), ("disk", "disk"))
+_NAMES = {"host": "host memory", "disk": "disk"}
+_EDGE = 1.06  # room at both ends of the break-even chart, so that its outermost dots are whole
+
+
+# ------------------------------------------------------------------------------------------------- budgets
+
+
+def budgets(plan: Plan) -> tuple[Figure, ...]:
+    """One bar a tier, each on its own scale: what its memory is for, and the limit."""
+    tiers = plan.budgets
+    named = (("GPUs of one replica", tiers.gpu), ("Host memory of one replica", tiers.host), ("Disk", tiers.disk))
+    bars = tuple(_bar(name, budget) for name, budget in named if any(item.bytes for item in budget.items))
+    if not bars:
+        return ()
+    kept = (("GPU", tiers.gpu.bytes), ("host memory", tiers.host.requested_bytes), ("disk", tiers.disk.requested_bytes))
+    sizes = (f"{name} {show_bytes(size) if size else 'none'}" for name, size in kept)
+    reading = f"For reusable KV cache: {', '.join(sizes)}."
+    alt = " ".join(
+        f"{bar.title}: " + ", ".join(f"{part.name} {show_bytes(part.value)}" for part in bar.parts) + "."
+        for bar in bars
+    )
+    return (Figure(name="budgets", title="Where the memory goes", reading=reading, alt=alt, charts=bars, plot=True),)
+
+
+def _bar(name: str, budget: Budget) -> Stack:
+    spare = cycle(_SPARE)
+    drawn = tuple(
+        Part(name=item.name, value=float(item.bytes), role=_PARTS[item.name] if item.name in _PARTS else next(spare))
+        for item in budget.items
+        if item.bytes
+    )
+    limit = None if budget.limit_bytes is None else float(budget.limit_bytes)
+    return Stack(title=name, unit="bytes", parts=drawn, limit=limit)
+
+
+# ---------------------------------------------------------------------------------------------------- hits
+
+
+def reach(plan: Plan) -> dict[Role, float]:
+    """Tokens that all replicas hold up to and with each tier in use: what an inclusive tier repeats counts once."""
+    per_token = plan.inputs.estimate.data.kv.offload_bytes_per_token
+    total = float(plan.budgets.gpu.tokens)
+    tokens: dict[Role, float] = {"gpu": total * plan.policy.replicas}
+    tiers: tuple[tuple[Role, Budget], ...] = (("host", plan.budgets.host), ("disk", plan.budgets.disk))
+    for name, budget in tiers:
+        if budget.bytes and per_token:
+            total += budget.bytes / per_token
+            tokens[name] = total * plan.policy.replicas
+    return tokens
+
+
+def hits(plan: Plan) -> tuple[Figure, ...]:
+    """The log's hit curve with the end of every tier on it."""
+    workload = plan.inputs.workload.data
+    if not workload.curve:
+        return ()
+    ends = reach(plan)
+    labels = {"gpu": "GPU", "host": "+ host memory", "disk": "+ disk"}
+    marks = tuple((labels[name], tokens, name) for name, tokens in ends.items())
+    last = plan.budgets.disk if "disk" in ends else plan.budgets.host if "host" in ends else plan.budgets.gpu
+    alone, chosen = show_percent(plan.budgets.gpu.hit_ratio), show_percent(last.hit_ratio)
+    ceiling = show_percent(workload.ceiling_hit_ratio)
+    reading = f"GPU alone {alone}, with the recommendation {chosen}, an infinite cache {ceiling}."
+    return (workload_figures.hit_ratio(workload, marks, reading),)
+
+
+# ------------------------------------------------------------------------------------------------- benefit
+
+
+def benefit(plan: Plan) -> tuple[Figure, ...]:
+    """Net GPU time saved by each size of each tier, with the recommended one marked."""
+    series, rules = [], []
+    sizes = {"host": plan.budgets.host.requested_bytes, "disk": plan.budgets.disk.requested_bytes}
+    for tier, role in _TIERS:
+        points = tuple(sorted((float(p.bytes), p.net_s_per_hour) for p in plan.curve if p.tier == tier))
+        if points:
+            series.append(Series(name=_NAMES[tier], points=points, role=role))
+            if sizes[tier]:
+                label = f"recommended: {show_bytes(sizes[tier])}"
+                rules.append(Rule(axis="x", value=float(sizes[tier]), label=label, role=role))
+    if not series:
+        return ()
+    plot = Plot(
+        x=Axis(title="size of the tier", unit="bytes", log=True),
+        y=Axis(title="GPU time saved an hour", unit="s"),
+        series=tuple(series),
+        rules=tuple(rules),
+    )
+    most, size, name = max((y, x, one.name) for one in series for x, y in one.points)
+    reading = f"The most any size saves is {show_duration(most)} an hour ({name}, {show_bytes(size)})."
+    if most <= 0:
+        reading = "No size saves GPU time."
+    alt = f"Net GPU time saved an hour against the size of each tier. {reading}"
+    return (Figure(name="benefit", title="Benefit against size", reading=reading, alt=alt, charts=(plot,)),)
+
+
+# ---------------------------------------------------------------------------------------------- break-even
+
+
+def break_even(plan: Plan) -> tuple[Figure, ...]:
+    """Recomputing against loading by prefix length, over the prefixes that this log really reuses."""
+    if not plan.break_even:
+        return ()
+    classes = plan.inputs.workload.data.reused_prefix_lengths
+    edges = [one.at_most_tokens * share for one in classes for share in (0.5, 1.0)]
+    lengths = [float(one.prefix_tokens) for one in plan.break_even] + edges
+    low, high = min(lengths), max(lengths)
+    x = Axis(title="prefix in tokens", unit="length", log=True, domain=(low / _EDGE, high * _EDGE))
+    recompute = tuple((n, plan.prefill.seconds(n)) for n in _between(low, high))
+    series = [Series(name="recompute", points=recompute, role="recompute")]
+    measured = tuple((float(p.tokens), p.seconds) for p in plan.prefill.points if p.prefix_tokens == 0)
+    if measured:
+        series.append(Series(name="recompute, measured", points=measured, role="recompute", style="dots"))
+    rules = []
+    for tier, role in _TIERS:
+        rows = sorted((one for one in plan.break_even if one.tier == tier), key=lambda one: one.prefix_tokens)
+        points = tuple((float(row.prefix_tokens), row.load_s) for row in rows)
+        if points:
+            series.append(Series(name=f"load from {_NAMES[tier]}", points=points, role=role))
+        crossing = _crossing(rows)
+        if crossing is not None:
+            label = f"{_NAMES[tier]} pays from {crossing:,.0f} tokens"
+            rules.append(Rule(axis="x", value=crossing, label=label, role=role))
+    time = Axis(title="time", unit="s", log=True)
+    times = Plot(x=x, y=time, series=tuple(series), rules=tuple(rules), height=260)
+    charts = (times, workload_figures.prefix_plot(classes, x, 110)) if classes else (times,)
+    reading = " ".join(line for tier, _ in _TIERS if (line := _reading(plan.break_even, tier)))
+    alt = f"Time to recompute and to load a prefix against its length. {reading}"
+    return (Figure(name="break-even", title="Load or recompute", reading=reading, alt=alt, charts=charts),)
+
+
+def _between(low: float, high: float, steps: int = 48) -> list[float]:
+    return [low * (high / low) ** (index / steps) for index in range(steps + 1)] if high > low else [low]
+
+
+def _crossing(rows: list[BreakEven]) -> float | None:
+    """Where loading becomes the quicker way, between two lengths of the table, on logarithmic axes."""
+    timed = [one for one in rows if one.load_s > 0 and one.recompute_s > 0]
+    for before, after in pairwise(timed):
+        first, second = math.log(before.load_s / before.recompute_s), math.log(after.load_s / after.recompute_s)
+        if first > 0 >= second:
+            share = first / (first - second)
+            return float(before.prefix_tokens * (after.prefix_tokens / before.prefix_tokens) ** share)
+    return None
+
+
+def _reading(rows: Iterable[BreakEven], tier: str) -> str:
+    mine = [one for one in rows if one.tier == tier]
+    quicker = [one for one in mine if one.load_s < one.recompute_s]
+    loading = f"Loading from {_NAMES[tier]}"
+    if not mine:
+        return ""
+    if len(quicker) == len(mine):
+        return f"{loading} is quicker than recomputing at every length shown."
+    if not quicker:
+        return f"{loading} is never quicker than recomputing."
+    crossing = _crossing(sorted(mine, key=lambda one: one.prefix_tokens))
+    if crossing is None:
+        return f"{loading} is quicker than recomputing at {len(quicker)} of {len(mine)} lengths."
+    return f"{loading} is quicker than recomputing from about {crossing:,.0f} tokens."
+
+
+# -------------------------------------------------------------------------------------------------- demand
+
+
+def intervals(plan: Plan) -> tuple[Figure, ...]:
+    """Reuse intervals with the time that each tier takes to fill, and the longest time that policy allows."""
+    workload = plan.inputs.workload.data
+    if not workload.reuse_intervals or not workload.span_s:
+        return ()
+    new_per_s = workload.novel_tokens / workload.span_s
+    labels = {"gpu": "GPU", "host": "with host memory", "disk": "with disk"}
+    last = workload.reuse_intervals[-1].at_most_s
+    rules = []
+    for name, tokens in reach(plan).items():
+        fills = tokens / new_per_s if new_per_s else math.inf
+        if 0 < fills <= last:
+            rules.append(Rule(axis="x", value=fills, label=f"{labels[name]}: {show_duration(fills)}", role=name))
+    if plan.policy.ttl_s:
+        label = f"TTL {show_duration(plan.policy.ttl_s)}"
+        rules.append(Rule(axis="x", value=plan.policy.ttl_s, label=label, role="danger"))
+    return workload_figures.intervals(workload, tuple(rules))
+
+
+# --------------------------------------------------------------------------------------------- sensitivity
+
+
+def tornado(plan: Plan) -> Figure:
+    """Benefit when one input at a time moves, the widest swing on top."""
+    base = plan.benefit.gpu_s_per_hour_saved
+    tested: dict[str, list[tuple[str, float]]] = {}
+    for one in plan.sensitivity:
+        tested.setdefault(one.what, []).append((one.change, one.net_s_per_hour))
+    swings = []
+    for what, ends in tested.items():
+        (low_label, low), (high_label, high) = ends[0], ends[-1] if len(ends) > 1 else ("as planned", base)
+        swings.append(Swing(name=what, low=low, high=high, low_label=low_label, high_label=high_label))
+    swings.sort(key=lambda swing: -max(abs(swing.low - base), abs(swing.high - base)))
+    top = swings[0]
+    span = f"{show_duration(top.low)} ({top.low_label}) to {show_duration(top.high)} ({top.high_label})"
+    reading = f"{top.name[:1].upper()}{top.name[1:]} moves it most: {span}."
+    chart = Tornado(title="GPU time saved an hour", unit="s", base=base, swings=tuple(swings))
+    alt = f"Tornado chart of GPU time saved an hour. {reading}"
+    return Figure(name="sensitivity", title="One input at a time", reading=reading, alt=alt, charts=(chart,))

@@ -1,0 +1,366 @@
+"""A probe for people: what the host allows, and what its links really carry at each granule."""
+
+from __future__ import annotations
+
+from kvplan.documents import Disk, Document, GpuDevice, Host, Link, Prefill, Probe
+from kvplan.page import Axis, Block, Fact, Facts, Figure, Page, Plot, Role, Row, Section, Series
+from kvplan.pages import parts
+from kvplan.pages.parts import fact
+from kvplan.units import show_bytes, show_duration, show_rate
+
+_ROLES: tuple[Role, ...] = ("main", "second", "third", "fourth", "muted", "danger")
+_WORDS = {"read": "disk read", "write": "disk write", "h2d": "host to GPU", "d2h": "GPU to host", "mixed": "both ways"}
+
+
+def page(document: Document[Probe]) -> Page:
+    """What a person wants to see of a probe."""
+    probe = document.data
+    sections = (
+        _summary(probe),
+        *_best(probe),
+        *parts.findings(probe.findings),
+        *_prefill(probe),
+        *_throughput(probe),
+        *_cells(probe),
+        _limits(probe.host),
+        *_pinning(probe),
+        *_drives(probe),
+        *_gpus(probe.host),
+        _evidence(probe),
+    )
+    return Page(
+        kind=document.kind,
+        title=f"Host: {probe.host.cpu}",
+        lead=_lead(probe),
+        origin=parts.origin(document),
+        sections=sections,
+    )
+
+
+def best(probe: Probe, source_or_target: str, direction: str) -> Link | None:
+    """The quickest clean cell of one route and direction, nothing else running; None where none was measured."""
+    cells = [
+        link
+        for link in probe.links
+        if link.direction == direction
+        and source_or_target in (link.source, link.target)
+        and link.concurrent == "none"
+        and not link.flags
+    ]
+    return max(cells, key=lambda link: link.p50_bytes_per_s, default=None)
+
+
+def _lead(probe: Probe) -> str:
+    host = probe.host
+    usable, total = show_bytes(host.usable_memory_bytes), show_bytes(host.memory_total_bytes)
+    line = f"{usable} of {total} host memory usable; {host.gpu_status}"
+    rates = []
+    for direction in ("h2d", "d2h", "read", "write"):
+        clean = [
+            link.p50_bytes_per_s
+            for link in probe.links
+            if link.direction == direction and not link.flags and link.concurrent == "none"
+        ]
+        if clean:
+            rates.append(f"{_WORDS[direction]} up to {show_rate(max(clean))}")
+    return f"{line}; {', '.join(rates)}." if rates else f"{line}; no link measured."
+
+
+def _summary(probe: Probe) -> Section:
+    host = probe.host
+    total, shm = show_bytes(host.memory_total_bytes), parts.bytes_or_unknown(host.shm_total_bytes)
+    gpu = host.gpus[0].name if host.gpus else "none"
+    facts = [
+        fact("usable memory", show_bytes(host.usable_memory_bytes), f"of {total}, cgroups honoured", "measured"),
+        fact("CPU", parts.plural(host.cores, "core"), host.cpu, "measured"),
+        fact("GPU", gpu, host.gpu_status, "measured"),
+        fact("/dev/shm", parts.bytes_or_unknown(host.shm_free_bytes), f"free of {shm}", "measured"),
+    ]
+    for disk in probe.capacity:
+        note = f"free of {show_bytes(disk.total_bytes)}, {disk.filesystem}, direct I/O {disk.direct}"
+        facts.append(fact(f"disk {disk.path}", show_bytes(disk.free_bytes), note, "measured"))
+    return Section(name="summary", heading="At a glance", blocks=(Facts(items=tuple(facts)),), first=True)
+
+
+def _row(link: Link, whole: bool) -> Row:
+    cells = [
+        f"{link.source} → {link.target}",
+        _WORDS[link.direction],
+        show_bytes(link.granule_bytes),
+        f"{link.depth}",
+        show_rate(link.p50_bytes_per_s),
+        f"{show_rate(link.p5_bytes_per_s)} to {show_rate(link.p95_bytes_per_s)}",
+        show_duration(link.p50_latency_s),
+        show_duration(link.p99_latency_s),
+    ]
+    if whole:
+        cpu = "" if link.cpu_s_per_gb is None else f"{link.cpu_s_per_gb:.3g}"
+        cells += [f"{link.samples:,}", cpu, "" if link.concurrent == "none" else link.concurrent, link.method]
+    cells.append(", ".join(link.flags))
+    return Row(cells=tuple(cells), tone="warning" if link.flags else "plain")
+
+
+_COLUMNS = "route|-what|>granule|>depth|>median|->p5 to p95|>latency p50|>p99"
+
+
+def _best(probe: Probe) -> tuple[Section, ...]:
+    """The quickest cell of each route: what fits on a first screen."""
+    routes = dict.fromkeys((link.source, link.target, link.direction) for link in probe.links)
+    quickest = [
+        max(
+            (link for link in probe.links if (link.source, link.target, link.direction) == route),
+            key=lambda link: (not link.flags, link.p50_bytes_per_s),
+        )
+        for route in routes
+    ]
+    if not quickest:
+        return ()
+    block = parts.table(f"{_COLUMNS}|not to be trusted because", [_row(link, False) for link in quickest])
+    reading = "Each route at its quickest granule and depth; the granule an engine uses may be slower."
+    return (Section(name="links", heading="What the links carry", reading=reading, blocks=(block,), first=True),)
+
+
+def _cells(probe: Probe) -> tuple[Section, ...]:
+    if not probe.links:
+        return ()
+    columns = f"{_COLUMNS}|>samples|>CPU s/GB|meanwhile|method|not to be trusted because"
+    block = parts.table(columns, [_row(link, True) for link in probe.links])
+    return (Section(name="cells", heading="Every measurement", blocks=(block,)),)
+
+
+def _throughput(probe: Probe) -> tuple[Section, ...]:
+    media = (("disk", ("read", "write")), ("gpu", ("h2d", "d2h")))
+    figures: list[Figure] = []
+    for medium, directions in media:
+        links = [link for link in probe.links if link.direction in directions]
+        for end in dict.fromkeys(_far_end(link) for link in links):
+            cells = [link for link in links if _far_end(link) == end and link.concurrent == "none" and not link.flags]
+            if cells:
+                figures.append(_throughput_figure(f"throughput-{medium}-{len(figures) + 1}", end, cells))
+    if not figures:
+        return ()
+    reading = "Median of each measurement: small pieces waste a link, deep queues win some of it back."
+    return (Section(name="throughput", heading="Throughput by granule", reading=reading, blocks=tuple(figures)),)
+
+
+def _far_end(link: Link) -> str:
+    return link.target if link.source == "host" else link.source
+
+
+def _throughput_figure(name: str, end: str, cells: list[Link]) -> Figure:
+    groups = dict.fromkeys((link.direction, link.depth) for link in cells)
+    series = tuple(
+        Series(
+            name=f"{_WORDS[direction]}, depth {depth}",
+            points=tuple(
+                sorted(
+                    (float(c.granule_bytes), c.p50_bytes_per_s)
+                    for c in cells
+                    if (c.direction, c.depth) == (direction, depth)
+                )
+            ),
+            role=_ROLES[index % len(_ROLES)],
+            style="line",
+        )
+        for index, (direction, depth) in enumerate(groups)
+    )
+    top = max(cells, key=lambda link: link.p50_bytes_per_s)
+    how = f"{_WORDS[top.direction]}, pieces of {show_bytes(top.granule_bytes)}, {top.depth} in flight"
+    reading = f"{end}: at most {show_rate(top.p50_bytes_per_s)} ({how})."
+    plot = Plot(
+        x=Axis(title="granule", unit="bytes", log=True),
+        y=Axis(title="median throughput", unit="bytes_per_s"),
+        series=series,
+    )
+    return Figure(
+        name=name,
+        title=f"{end} by granule",
+        reading=reading,
+        alt=f"Median throughput against granule for each direction and depth. {reading}",
+        charts=(plot,),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- prefill
+
+
+def prefill_facts(prefill: Prefill) -> tuple[Fact, ...]:
+    """The recompute cost as its three numbers and their reach."""
+    linear, square = (
+        f"{prefill.a_s_per_token * 1e6:.3g} µs a token",
+        f"{prefill.b_s_per_token_sq * 1e9:.3g} ns a token²",
+    )
+    cost, origin = f"{show_duration(prefill.t0_s)} + {linear} + {square}", prefill.provenance
+    facts = [fact(f"recompute on {prefill.device}", cost, f"{prefill.model}; {prefill.source}", origin)]
+    if (prefill.low_ratio, prefill.high_ratio) != (1.0, 1.0):
+        span = f"{prefill.low_ratio:.2f} to {prefill.high_ratio:.2f} times that"
+        facts.append(fact("true time is held to lie", span, "", origin))
+    if prefill.worst_relative_error is not None:
+        most = prefill.max_measured_tokens
+        reach = "" if most is None else f"measured up to {most:,} tokens"
+        facts.append(fact("worst error of the fit", f"{prefill.worst_relative_error * 100:.1f} %", reach, origin))
+    return tuple(facts)
+
+
+def _prefill(probe: Probe) -> tuple[Section, ...]:
+    if not probe.prefill:
+        return ()
+    blocks: list[Block] = []
+    for index, prefill in enumerate(probe.prefill):
+        blocks.append(Facts(items=prefill_facts(prefill)))
+        if prefill.points:
+            blocks.append(_prefill_figure(prefill, index))
+    return (Section(name="prefill", heading="What recomputing costs", blocks=tuple(blocks), first=True),)
+
+
+def _prefill_figure(prefill: Prefill, index: int) -> Figure:
+    fresh = sorted((float(point.tokens), point.seconds) for point in prefill.points if point.prefix_tokens == 0)
+    fit = tuple((n, prefill.seconds(n)) for n, _ in fresh)
+    plot = Plot(
+        x=Axis(title="tokens", unit="length", log=True),
+        y=Axis(title="prefill time", unit="s", log=True),
+        series=(
+            Series(name="fit", points=fit, role="recompute"),
+            Series(name="measured", points=tuple(fresh), role="main", style="dots"),
+        ),
+    )
+    error = prefill.worst_relative_error
+    reading = (
+        "The fit"
+        + ("" if error is None else f" is at most {error * 100:.1f} % off")
+        + f" over {parts.plural(len(prefill.points), 'measured length')}."
+    )
+    return Figure(
+        name=f"prefill-{index + 1}",
+        title=f"Prefill of {prefill.model}",
+        reading=reading,
+        alt=f"Measured prefill times against tokens with the fitted curve. {reading}",
+        charts=(plot,),
+    )
+
+
+# -------------------------------------------------------------------------------------------------- limits
+
+
+def _limits(host: Host) -> Section:
+    rows = [("memory", show_bytes(host.memory_total_bytes), f"{show_bytes(host.memory_available_bytes)} available now")]
+    for level in host.cgroups:
+        used, clean = parts.bytes_or_unknown(level.current_bytes), parts.bytes_or_unknown(level.reclaimable_bytes)
+        most = "no limit" if level.limit_bytes is None else show_bytes(level.limit_bytes)
+        rows.append((f"cgroup {level.path}", most, f"{used} in use, {clean} of it reclaimable"))
+    rows.append(
+        ("memlock", _no_limit(host.memlock_bytes), "soft limit of mlock; it does not bound what CUDA page-locks")
+    )
+    rows.append(
+        (
+            "/dev/shm",
+            parts.bytes_or_unknown(host.shm_total_bytes),
+            f"{parts.bytes_or_unknown(host.shm_free_bytes)} free",
+        )
+    )
+    for node in host.numa:
+        rows.append(
+            (
+                f"NUMA node {node.node}",
+                show_bytes(node.total_bytes),
+                f"{show_bytes(node.free_bytes)} free, CPUs {node.cpus}",
+            )
+        )
+    blocks = (parts.table("limit|>size|note", rows),)
+    return Section(name="limits", heading="What the host allows", blocks=blocks)
+
+
+def _no_limit(size: int | None) -> str:
+    return "no limit" if size is None else show_bytes(size)
+
+
+def _pinning(probe: Probe) -> tuple[Section, ...]:
+    if not probe.pinning:
+        return ()
+    rows = [
+        Row(
+            cells=(
+                f"gpu{one.gpu}",
+                show_bytes(one.requested_bytes),
+                show_bytes(one.pinned_bytes),
+                show_bytes(one.largest_bytes),
+                show_duration(one.touch_s),
+                show_duration(one.register_s),
+                one.stopped or "",
+            ),
+            tone="warning" if one.stopped else "plain",
+        )
+        for one in probe.pinning
+    ]
+    columns = "for|>asked|>page-locked|>largest at once|>first touch|>registering|stopped by"
+    return (Section(name="pinning", heading="Page-locked memory", blocks=(parts.table(columns, rows),)),)
+
+
+def _drives(probe: Probe) -> tuple[Section, ...]:
+    if not probe.capacity:
+        return ()
+    columns = "`folder|drive|filesystem|>size|>free|direct I/O|proof|>rated writes|flags"
+    return (
+        Section(
+            name="drives", heading="Drives", blocks=(parts.table(columns, [_drive(disk) for disk in probe.capacity]),)
+        ),
+    )
+
+
+def _drive(disk: Disk) -> Row:
+    kind = {True: "rotating", False: "solid state", None: ""}[disk.rotational]
+    name = ", ".join(text for text in (disk.device, disk.model or "", kind) if text)
+    rated = parts.bytes_or_unknown(disk.rated_endurance_bytes)
+    cells = (
+        disk.path,
+        name,
+        disk.filesystem,
+        show_bytes(disk.total_bytes),
+        show_bytes(disk.free_bytes),
+        disk.direct,
+        "; ".join(disk.proof),
+        rated,
+        ", ".join(disk.flags),
+    )
+    return Row(cells=cells, tone="plain" if disk.direct == "proven" and not disk.flags else "warning")
+
+
+def _gpus(host: Host) -> tuple[Section, ...]:
+    if not host.gpus:
+        return ()
+    columns = ">index|name|>memory|>free|`PCI|>NUMA node|link|driver|compute"
+    return (Section(name="gpus", heading="GPUs", blocks=(parts.table(columns, [_gpu(gpu) for gpu in host.gpus]),)),)
+
+
+def _gpu(gpu: GpuDevice) -> tuple[str, ...]:
+    def word(value: object) -> str:
+        return parts.UNKNOWN if value is None else str(value)
+
+    link = (
+        f"Gen{word(gpu.link_generation)} x{word(gpu.link_width)}"
+        if gpu.link_generation or gpu.link_width
+        else parts.UNKNOWN
+    )
+    if gpu.max_link_generation or gpu.max_link_width:
+        link += f" (up to Gen{word(gpu.max_link_generation)} x{word(gpu.max_link_width)})"
+    return (
+        f"{gpu.index}",
+        gpu.name,
+        show_bytes(gpu.total_bytes),
+        show_bytes(gpu.free_bytes),
+        word(gpu.pci),
+        word(gpu.numa_node),
+        link,
+        word(gpu.driver),
+        word(gpu.compute_capability),
+    )
+
+
+def _evidence(probe: Probe) -> Section:
+    host = probe.host
+    system = f"kernel {host.kernel}" + (f", in {host.container}" if host.container else "")
+    facts = (
+        fact("system", host.system, system, "measured"),
+        fact("probing took", show_duration(probe.wall_s), f"wrote {show_bytes(probe.written_bytes)}", "measured"),
+    )
+    return Section(name="evidence", heading="Where the figures come from", blocks=(Facts(items=facts),))

@@ -1,0 +1,151 @@
+"""Charts out of characters, for people whose screen is a terminal: braille dots, or plain ASCII where those cannot go.
+
+A drawing is a grid of cells, each a character and the role that colours it; terminal.py prints it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from kvplan import scales
+from kvplan.page import Axis, Plot, Role, Stack
+
+Cell = tuple[str, Role | None]
+_DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille bits by row, then column
+
+
+def fraction(value: float, domain: tuple[float, float], log: bool) -> float:
+    """Where a value lies on an axis, 0 at its start and 1 at its end."""
+    low, high = domain
+    if log:
+        value, low, high = math.log(max(value, 1e-300)), math.log(low), math.log(high)
+    return (value - low) / (high - low) if high > low else 0.5
+
+
+@dataclass(slots=True)
+class _Canvas:
+    """Dots two wide and four high a cell (one dot a cell in ASCII); y counts from the top."""
+
+    width: int
+    height: int
+    ascii: bool
+    cells: dict[tuple[int, int], int] = field(default_factory=dict)
+    roles: dict[tuple[int, int], Role] = field(default_factory=dict)
+    back: dict[tuple[int, int], Cell] = field(default_factory=dict)
+
+    @property
+    def dots(self) -> tuple[int, int]:
+        return (self.width, self.height) if self.ascii else (2 * self.width, 4 * self.height)
+
+    def dot(self, x: int, y: int, role: Role) -> None:
+        column, row = (x, y) if self.ascii else (x // 2, y // 4)
+        if 0 <= column < self.width and 0 <= row < self.height:
+            bit = 1 if self.ascii else _DOTS[y % 4][x % 2]
+            self.cells[column, row] = self.cells.get((column, row), 0) | bit
+            self.roles[column, row] = role
+
+    def line(self, start: tuple[float, float], end: tuple[float, float], role: Role) -> None:
+        steps = max(1, round(max(abs(end[0] - start[0]), abs(end[1] - start[1]))))
+        for step in range(steps + 1):
+            share = step / steps
+            self.dot(round(start[0] + share * (end[0] - start[0])), round(start[1] + share * (end[1] - start[1])), role)
+
+    def rows(self) -> list[list[Cell]]:
+        def cell(column: int, row: int) -> Cell:
+            bits = self.cells.get((column, row))
+            if bits is None:
+                return self.back.get((column, row), (" ", None))
+            return "*" if self.ascii else chr(0x2800 + bits), self.roles[column, row]
+
+        return [[cell(column, row) for column in range(self.width)] for row in range(self.height)]
+
+
+def draw(plot: Plot, width: int, height: int, ascii: bool) -> list[list[Cell]]:
+    """A plot as rows of cells, `width` wide with its labels and `height` high without the x axis."""
+    xs, ys = scales.domains(plot)
+    y_marks = [(value, text) for value, text in scales.ticks(ys, plot.y)]
+    margin = max((len(text) for _, text in y_marks), default=0) + 1
+    canvas = _Canvas(max(10, width - margin - 1), height, ascii)
+    _rules(canvas, plot, xs, ys)
+    across, down = canvas.dots
+    for series in plot.series:
+        dots = [
+            (fraction(x, xs, plot.x.log) * (across - 1), (1 - fraction(y, ys, plot.y.log)) * (down - 1))
+            for x, y in scales.visible(series.points, plot)
+        ]
+        for point in dots:
+            canvas.dot(round(point[0]), round(point[1]), series.role)
+        if series.style != "dots":
+            for start, end in pairwise(dots):
+                canvas.line(start, end, series.role)
+    labels = {round((1 - fraction(value, ys, plot.y.log)) * (height - 1)): text for value, text in y_marks}
+    edge = "|" if ascii else "│"
+    body = [
+        [*_text(labels.get(row, "").rjust(margin - 1)), (" ", None), (edge, "muted"), *cells]
+        for row, cells in enumerate(canvas.rows())
+    ]
+    return [*body, *_x_axis(plot.x, xs, margin, canvas.width, ascii)]
+
+
+def _text(text: str, role: Role | None = "muted") -> list[Cell]:
+    return [(character, role) for character in text]
+
+
+def _rules(canvas: _Canvas, plot: Plot, xs: tuple[float, float], ys: tuple[float, float]) -> None:
+    upright = sorted((rule for rule in plot.rules if rule.axis == "x"), key=lambda rule: rule.value)
+    bar, dash = ("|", "-") if canvas.ascii else ("┊", "┈")
+    for rule in plot.rules:
+        if rule.axis == "y":
+            row = round((1 - fraction(rule.value, ys, plot.y.log)) * (canvas.height - 1))
+            for column in range(canvas.width):
+                canvas.back[column, row] = (dash, rule.role)
+            _write(canvas, 1, row, f" {rule.label} ", rule.role)
+    for level, rule in enumerate(upright):
+        column = round(fraction(rule.value, xs, plot.x.log) * (canvas.width - 1))
+        for row in range(canvas.height):
+            canvas.back[column, row] = (bar, rule.role)
+        row = canvas.height - 2 - level  # curves rise to the right: their lower right corner is free
+        right = column + 2 + len(rule.label) <= canvas.width
+        _write(canvas, column + 2 if right else column - 1 - len(rule.label), max(0, row), rule.label, rule.role)
+
+
+def _write(canvas: _Canvas, column: int, row: int, text: str, role: Role) -> None:
+    for offset, character in enumerate(text):
+        canvas.back[column + offset, row] = (character, role)
+
+
+def _x_axis(axis: Axis, domain: tuple[float, float], margin: int, width: int, ascii: bool) -> list[list[Cell]]:
+    corner, along, tick = ("+", "-", "+") if ascii else ("└", "─", "┬")
+    line, words = [along] * width, [" "] * (width + 12)
+    free = 0
+    for value, text in scales.ticks(domain, axis):
+        column = round(fraction(value, domain, axis.log) * (width - 1))
+        start = max(0, column - len(text) // 2)
+        if start >= free and column < width:
+            line[column] = tick
+            words[start : start + len(text)] = list(text)
+            free = start + len(text) + 1
+    pad = " " * margin
+    return [
+        _text(pad + corner + "".join(line)),
+        _text((pad + " " + "".join(words)).rstrip()),
+        _text(pad + " " + axis.title),
+    ]
+
+
+def bar(stack: Stack, width: int, ascii: bool) -> list[Cell]:
+    """A stacked bar as one row of cells: parts in proportion, the limit as a mark."""
+    total = max(sum(part.value for part in stack.parts), stack.limit or 0) or 1.0
+    cells: list[Cell] = []
+    reached = 0.0
+    for index, part in enumerate(stack.parts):
+        reached += part.value
+        upto = round(reached / total * width)
+        fill = "#=+-o:%."[index % 8] if ascii else "█"
+        cells += [(fill, part.role)] * (upto - len(cells))
+    cells += [("." if ascii else "░", "faint")] * (width - len(cells))
+    if stack.limit is not None and stack.limit < total:
+        cells[min(width - 1, round(stack.limit / total * width))] = ("|" if ascii else "┃", "danger")
+    return cells

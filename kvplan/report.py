@@ -1,0 +1,55 @@
+"""Any document as a page for people: `sections` makes the page, the rest shows it.
+
+A page is data (page.py); what it says of each kind of document is in pages/, how it looks is in terminal.py,
+markdown.py and html.py. Charts cost a renderer's start, so only Markdown and HTML load one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kvplan.documents import Document
+from kvplan.errors import KvplanError
+from kvplan.page import Page
+from kvplan.pages import estimate, model, plan, probe, workload
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_PAGES: dict[str, Callable[[Document[Any]], Page]] = {
+    "kvplan.model": model.page,
+    "kvplan.estimate": estimate.page,
+    "kvplan.workload": workload.page,
+    "kvplan.probe": probe.page,
+    "kvplan.plan": plan.page,
+}
+
+
+def sections(document: Document[Any]) -> Page:
+    """The page of a document. Raises KvplanError for a kind that has none."""
+    make = _PAGES.get(document.kind)
+    if make is None:
+        raise KvplanError(f"no report for a document of kind {document.kind!r} (known: {', '.join(_PAGES)})")
+    return make(document)
+
+
+def print_page(page: Page, console: Console, full: bool = False) -> None:
+    """Print the first screen of a page, or all of it; see terminal.py."""
+    from kvplan import terminal
+
+    terminal.print_page(page, console, full)
+
+
+def markdown(page: Page, figures: str) -> tuple[str, dict[str, str]]:
+    """Markdown text whose pictures lie in the folder `figures`, and SVG text by file name in that folder."""
+    from kvplan.markdown import render
+
+    return render(page, figures)
+
+
+def html(page: Page) -> str:
+    """One self-contained HTML file: no request ever leaves it."""
+    from kvplan.html import render
+
+    return render(page)
