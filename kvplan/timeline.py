@@ -139,7 +139,7 @@ def working_sets(runs: reuse.Runs, requests: Requests, extra_s: float | None) ->
         WorkingSet(
             window_s=window,
             mean_tokens=round(mean),
-            max_tokens=reuse.working_set(runs, requests, window, time_s[:0])[0],
+            max_tokens=reuse.working_set(runs, requests, window, np.zeros(0))[0],
         )
         for window, mean in zip(windows, means.tolist(), strict=True)
     )
