@@ -112,12 +112,14 @@ def indexed_latent(c: Config, index: int) -> Caches:
 
 
 def indexed_attention(c: Config, index: int) -> Caches:
-    """MiniMax-M3's sparse layers: K and V of every token, and one index key in the KV dtype."""
+    """MiniMax-M3's sparse layers: K and V of every token, and one index key in the KV dtype to pick blocks by."""
     mine = c.asking()
     sparse = mine.table("sparse_attention_config") or {}
-    width = sparse.get("sparse_index_dim")
+    width, block = sparse.get("sparse_index_dim"), sparse.get("sparse_block_size")
     width = mine.number("index_head_dim") if width is None else mine.checked("sparse_index_dim", width, 1)
-    return (*attention(c, index), LayerCache(kind="indexer", heads=1, k_dim=width, keys=mine.keys()))
+    block = mine.number("index_block_size") if block is None else mine.checked("sparse_block_size", block, 1)
+    key = LayerCache(kind="indexer", heads=1, k_dim=width, selects_tokens=block, keys=mine.keys())
+    return (*attention(c, index), key)
 
 
 def _compression(c: Config, index: int) -> int:

@@ -96,7 +96,8 @@ class LayerCache:
     the whole model, before tensor parallelism); `k_dim` alone for latent and indexer caches (`heads` 1, `v_dim` 0).
     One entry is kept per `tokens_per_entry` tokens (1 but for compressed caches), up to `window_tokens` where one is
     set. `rope_dim` is the share of `k_dim` that carries the position in a latent. `slot_bytes` is set where the
-    architecture itself fixes the bytes of an entry, whatever the KV dtype (an indexer key in fp8 with its scale).
+    architecture itself fixes the bytes of an entry, whatever the KV dtype (an indexer key in fp8 with its scale). An
+    indexer picks `selects_tokens` neighbours at a time, which bounds the block size from below.
     Cross attention holds `fixed_tokens` entries, the encoder's positions; None means as many as the encoder is given.
     `state` lists tensors of fixed size; `recurrence` says what makes them, since engines lay each out in its own way.
     `keys` names the config keys that said so, class defaults marked.
@@ -111,6 +112,7 @@ class LayerCache:
     window_tokens: Tokens | None = None
     fixed_tokens: Tokens | None = None
     slot_bytes: Bytes | None = None
+    selects_tokens: Count = 1
     state: tuple[StateTensor, ...] = ()
     recurrence: Recurrence | None = None
     keys: tuple[str, ...] = ()

@@ -54,8 +54,9 @@ def _check(options: EstimateOptions) -> None:
 
 
 def _context(model: Model, options: EstimateOptions) -> int | None:
-    """The context length that capacity is stated for: as asked, else the longest that the model allows."""
-    return options.max_model_len or model.ref.max_context_tokens
+    """The context length that capacity is stated for: as asked, but never longer than the model allows."""
+    asked, longest = options.max_model_len, model.ref.max_context_tokens
+    return min(asked, longest) if asked and longest else asked or longest
 
 
 def _per_gpu(weights: Weights | None, options: EstimateOptions) -> Weights | None:

@@ -248,7 +248,7 @@ LATENT = (
         types=("minimax_m3", "minimax_m3_vl_text"),
         pattern=patterns.sparse_freq,
         layers=_with(minimax_m3_sparse=caches.indexed_attention),
-        defaults={"num_key_value_heads": 4, "head_dim": 128, "index_head_dim": 128},
+        defaults={"num_key_value_heads": 4, "head_dim": 128, "index_head_dim": 128, "index_block_size": 128},
         weights="",
     ),
 )

@@ -162,6 +162,11 @@ def state_bytes(tensor: StateTensor, dtype: str, tp: int = 1, undecided: str = "
     return rows * math.prod(tensor.shape[1:]) * ELEMENT_BITS[kept] // 8
 
 
+def whole(size: Fraction) -> int:
+    """A byte count rounded up."""
+    return -(-size.numerator // size.denominator)
+
+
 def is_windowed(kind: LayerKind) -> bool:
     """Whether a cache stops growing at its window."""
     return kind in ("sliding", "chunked")

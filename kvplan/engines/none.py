@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 
-from kvplan.documents import BytesAt, CacheGroup, EstimateOptions, Finding, KvCost, Model
+from kvplan.documents import BytesAt, CacheGroup, EstimateOptions, Finding, KvCost, LayerCache, Model
 from kvplan.engines.layout import (
     Group,
     bytes_per_token,
@@ -16,6 +16,7 @@ from kvplan.engines.layout import (
     is_windowed,
     resolve_dtype,
     state_bytes,
+    whole,
 )
 from kvplan.errors import KvplanError
 
@@ -39,11 +40,11 @@ class NoneLayout:
     def _fixed(self, group: Group) -> int:
         """State, and what the encoder left, of one sequence whatever its length."""
         kept = group.layers * sum(state_bytes(tensor, self.model.dtype) for tensor in group.cache.state)
-        return kept + int(self._growth(group) * self._encoder_tokens(group) if group.cache.kind == "cross" else 0)
+        return kept + int(self._growth(group) * self.encoder_tokens(group.cache) if group.cache.kind == "cross" else 0)
 
-    def _encoder_tokens(self, group: Group) -> int:
+    def encoder_tokens(self, cache: LayerCache) -> int:
         """Positions that cross attention holds: what the model pads to, or what the user states."""
-        given, limit = self.options.encoder_tokens, group.cache.fixed_tokens
+        given, limit = self.options.encoder_tokens, cache.fixed_tokens
         if given is None:
             return limit or 0
         return given if limit is None else min(given, limit)
@@ -64,7 +65,7 @@ class NoneLayout:
             CacheGroup(
                 kind=group.cache.kind,
                 layers=group.layers,
-                bytes_per_token=0 if group.cache.kind == "cross" else _whole(self._growth(group)),
+                bytes_per_token=0 if group.cache.kind == "cross" else whole(self._growth(group)),
                 bytes_per_sequence=self._settled(group),
                 window_tokens=group.cache.window_tokens,
                 arithmetic=describe(group, self.kv_dtype),
@@ -76,13 +77,13 @@ class NoneLayout:
     def _settled(self, group: Group) -> int:
         """What one long sequence holds in a group that does not grow any more."""
         window = group.cache.window_tokens
-        return _whole(self._held(group, window) if window is not None else Fraction(self._fixed(group)))
+        return whole(self._held(group, window) if window is not None else Fraction(self._fixed(group)))
 
     @cached_property
     def cost(self) -> KvCost:
         """What caching costs; an even share is all that can be said per GPU without an engine."""
         growing = [group for group in self._groups if not is_windowed(group.cache.kind) and group.cache.kind != "cross"]
-        token = _whole(sum((self._growth(group) for group in growing), Fraction()))
+        token = whole(sum((self._growth(group) for group in growing), Fraction()))
         sequence = sum(self._settled(group) for group in self._groups)
         stored = sum((self._growth(group) for group in self._groups if group.cache.kind != "cross"), Fraction())
         gpus = self.options.parallel.gpus
@@ -91,7 +92,7 @@ class NoneLayout:
             bytes_per_sequence=sequence,
             bytes_per_token_per_gpu=-(-token // gpus),
             bytes_per_sequence_per_gpu=-(-sequence // gpus),
-            offload_bytes_per_token=_whole(stored),
+            offload_bytes_per_token=whole(stored),
         )
 
     @cached_property
@@ -104,7 +105,7 @@ class NoneLayout:
             found.append(Finding(severity="info", code="state-dtype", text=text))
         crosses = [group for group in self._groups if group.cache.kind == "cross" and not group.cache.fixed_tokens]
         if crosses and self.options.encoder_tokens is None:
-            each = _whole(sum((self._growth(group) for group in crosses), Fraction()))
+            each = whole(sum((self._growth(group) for group in crosses), Fraction()))
             text = (
                 f"cross attention holds {each:,} B per encoder token, and the config sets no encoder length: left out"
             )
@@ -113,8 +114,8 @@ class NoneLayout:
 
     def bytes_at(self, tokens: int, sequences: int) -> BytesAt:
         """Bytes of `sequences` sequences; without an engine nothing is reserved, so admission equals steady use."""
-        steady = _whole(sum((self._held(group, tokens) for group in self._groups), Fraction()))
-        full = _whole(sum((self._held(group, tokens, capped=False) for group in self._groups), Fraction()))
+        steady = whole(sum((self._held(group, tokens) for group in self._groups), Fraction()))
+        full = whole(sum((self._held(group, tokens, capped=False) for group in self._groups), Fraction()))
         return BytesAt(
             tokens=tokens,
             sequences=sequences,
@@ -148,10 +149,6 @@ class NoneEngine:
         if options.block_tokens not in (None, 1):
             raise KvplanError("--block-tokens needs an engine: without one there are no blocks")
         return NoneLayout(model, options, resolve_dtype(model, options))
-
-
-def _whole(size: Fraction) -> int:
-    return -(-size.numerator // size.denominator)
 
 
 ENGINE = NoneEngine()
