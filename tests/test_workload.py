@@ -1,0 +1,246 @@
+"""The workload document: golden figures of a real trace, and each definition against arithmetic done by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from test_reuse import B, logs, lru, make, paths_of, tokens_of
+
+from kvplan import files
+from kvplan.documents import CurvePoint, Requests, ServiceModel, Workload
+from kvplan.errors import KvplanError, UsageError
+from kvplan.logs import read
+from kvplan.workload import profile
+
+
+@pytest.fixture(scope="module")
+def conversation(shared: Path) -> Workload:
+    """A real trace: 12,031 requests over an hour, 288,500 block references."""
+    capacities = (1000, 10_000, 30_000, 50_000, 100_000)
+    return profile(read([shared / "traces/mooncake-conversation.jsonl.gz"]), capacity_blocks=capacities, ttl_s=None)
+
+
+def points(workload: Workload) -> dict[int, CurvePoint]:
+    return {point.capacity_blocks: point for point in workload.curve}
+
+
+def codes(workload: Workload) -> set[str]:
+    return {finding.code for finding in workload.findings}
+
+
+def test_golden_hits_of_the_conversation_trace(conversation: Workload) -> None:
+    hits = {capacity: point.hit_blocks for capacity, point in points(conversation).items()}
+    assert (conversation.block_references, conversation.unique_blocks) == (288_500, 182_790)
+    assert [hits[c] for c in (1000, 10_000, 30_000, 50_000, 100_000, 182_790)] == [
+        *(12_847, 61_046, 93_978, 102_290, 104_924, 105_710),
+    ]
+    assert round(conversation.ceiling_hit_ratio, 6) == 0.373624
+    assert conversation.input_tokens - conversation.novel_tokens == 54_098_411
+
+
+def test_golden_ttl_hits_of_the_conversation_trace(shared: Path) -> None:
+    """Block hits under a TTL alone: .038 at 1 s, .103 at 60 s, .288 at 300 s, .343 at 600 s, .366 at 3,600 s."""
+    requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
+    for ttl, expected in ((1, 0.038), (60, 0.103), (300, 0.288), (600, 0.343), (3600, 0.366)):
+        last = profile(requests, ttl_s=ttl).curve[-1]
+        assert round(last.hit_blocks / 288_500, 3) == expected
+
+
+def test_the_document_is_the_same_every_time_and_survives_its_file(conversation: Workload, shared: Path) -> None:
+    again = profile(
+        read([shared / "traces/mooncake-conversation.jsonl.gz"]),
+        capacity_blocks=(1000, 10_000, 30_000, 50_000, 100_000),
+    )
+    assert again == conversation
+    assert files.parse(files.dump(files.wrap(again)).encode(), "memory").data == conversation
+
+
+def test_the_grid_has_ten_points_a_decade_the_ends_and_what_was_asked(conversation: Workload) -> None:
+    capacities = [point.capacity_blocks for point in conversation.curve]
+    assert capacities == sorted(set(capacities))
+    assert 40 <= len(capacities) <= 60
+    assert capacities[-1] == conversation.unique_blocks
+    assert {1000, 1250, 1600, 2000, 2500, 3150, 4000, 5000, 6300, 8000} <= set(capacities)
+
+
+def test_capacities_in_tokens_are_whole_blocks_and_may_exceed_the_log() -> None:
+    requests = make([[0, 1], [0, 1]], [8, 8])
+    curve = points(profile(requests, capacity_tokens=(7, 4000)))
+    assert set(curve) == {1, 2, 1000}
+    assert (curve[1].hit_tokens, curve[1000].hit_tokens, curve[1000].fill_time_s) == (4, 8, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(logs())
+def test_every_point_adds_up(requests: Requests) -> None:
+    workload = profile(requests)
+    for point in workload.curve:
+        hits = tokens_of(requests, lru(requests, point.capacity_blocks))
+        assert point.hit_tokens == sum(hits) == sum(group.tokens for group in point.prefixes)
+        assert point.hit_requests == sum(hit > 0 for hit in hits) == sum(group.requests for group in point.prefixes)
+        assert point.reused_prefix_tokens_sq == sum(hit**2 for hit in hits)
+        assert all(group.at_most_tokens & (group.at_most_tokens - 1) == 0 for group in point.prefixes)
+    infinite = sum(tokens_of(requests, lru(requests, 10**6)))
+    assert workload.novel_tokens == workload.input_tokens - infinite
+    assert workload.ceiling_hit_ratio == (infinite / workload.input_tokens if workload.input_tokens else 0)
+    assert sum(interval.tokens for interval in workload.reuse_intervals[-1:]) == infinite
+
+
+@settings(max_examples=60, deadline=None)
+@given(logs())
+def test_one_off_tokens_are_those_of_blocks_referenced_once(requests: Requests) -> None:
+    size: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for path, n in zip(paths_of(requests), requests.input_tokens.tolist(), strict=True):
+        size.update((block, min(B, n - B * i)) for i, block in enumerate(path))
+        for block in path:
+            times[block] = times.get(block, 0) + 1
+    workload = profile(requests)
+    reused = sum(size[block] for block, count in times.items() if count > 1)
+    assert workload.one_off_tokens_ratio == pytest.approx(1 - reused / max(workload.novel_tokens, 1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(logs())
+def test_tenants_hits_sum_to_the_ceiling_and_isolation_never_gains(requests: Requests) -> None:
+    workload = profile(requests)
+    assert sum(tenant.hit_tokens for tenant in workload.tenants) == workload.input_tokens - workload.novel_tokens
+    assert sum(tenant.requests for tenant in workload.tenants) == workload.requests
+    for tenant in workload.tenants:
+        rows = np.flatnonzero(requests.tenant == requests.tenants.index(tenant.tenant))
+        alone = make([paths_of(requests)[row] for row in rows], requests.input_tokens[rows].tolist())
+        assert tenant.isolated_hit_tokens == sum(tokens_of(alone, lru(alone, 10**6))) <= tenant.hit_tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "reused"), [(2015, 0), (8015, 7168), (32_015, 28_672), (47_074, 46_592), (240, 0), (3584, 0)]
+)
+def test_an_engine_reuses_full_blocks_and_computes_the_last_token(tokens: int, reused: int) -> None:
+    """An identical prompt of n tokens reuses floor((n - 1) / block) * block."""
+    path = list(range(-(-tokens // 3584)))
+    requests = replace(make([path, path], [tokens, tokens]), block_tokens=3584)
+    workload = profile(requests)
+    assert workload.engine_hit_ratio == pytest.approx(reused / (2 * tokens))
+    assert workload.ceiling_hit_ratio == 0.5
+
+
+def test_the_engine_rule_takes_the_block_size_of_a_hybrid_model() -> None:
+    """With blocks of 528 tokens, repeats of 552 and 979 tokens reuse 95.7 % and 53.9 %, an exact 528 nothing."""
+    for tokens, ratio in ((552, 0.957), (979, 0.539), (528, 0.0)):
+        path = list(range(-(-tokens // 528)))
+        workload = profile(replace(make([path, path], [tokens, tokens]), block_tokens=528))
+        assert round(2 * workload.engine_hit_ratio, 3) == ratio
+
+
+def test_fill_time_is_when_as_many_distinct_blocks_have_come() -> None:
+    curve = points(profile(make([[0], [0], [1, 2], [3]], [4, 4, 8, 4], times=[10, 11, 14, 20])))
+    assert {capacity: point.fill_time_s for capacity, point in curve.items()} == {1: 0, 2: 4, 3: 4, 4: 10}
+
+
+def test_the_mean_working_set_is_the_integral_over_the_log() -> None:
+    """Block 0 (4 tokens) is touched at 0, 30 and 100 s, block 1 (2 tokens) at 30 s; the window is a minute."""
+    requests = make([[0], [0, 1], [0]], [4, 6, 4], times=[0.0, 30.0, 100.0])
+    sets = {item.window_s: item for item in profile(requests).working_set}
+    assert sets[60.0].mean_tokens == round((4 * 90 + 2 * 60) / 100)
+    assert sets[60.0].max_tokens == 6
+    assert max(sets) <= 100
+
+
+def test_tokens_in_flight_follow_from_the_logs_own_durations() -> None:
+    """10 tokens for 50 of 100 s, 20 more from 40 s to 60 s: 10 for 40 s, 30 for 10 s, 20 for 10 s, 0 for 40 s."""
+    requests = replace(
+        make([[], [], []], [8, 18, 0], times=[0.0, 40.0, 100.0]),
+        output_tokens=np.array([2, 2, 0]),
+        duration_s=np.array([50.0, 20.0, 1.0]),
+    )
+    workload = profile(requests)
+    assert workload.service is not None
+    assert workload.service.provenance == "measured"
+    active, concurrent = workload.active_tokens, workload.active_requests
+    assert active is not None
+    assert concurrent is not None
+    assert (active.p50, active.p95, active.max, active.mean) == (10, 30, 30, pytest.approx(9))
+    assert (concurrent.max, concurrent.mean) == (2, pytest.approx(0.7))
+
+
+def test_durations_the_log_leaves_out_are_assumed_and_said() -> None:
+    requests = replace(make([[], []], [100, 0], times=[0.0, 10.0]), output_tokens=np.array([20, 0]))
+    service = ServiceModel(provenance="configured", prefill_tokens_per_s=50.0, decode_s_per_token=0.1)
+    workload = profile(requests, service=service)
+    assert workload.service == service
+    assert workload.active_requests is not None
+    assert workload.active_requests.mean == pytest.approx(0.4)  # 2 s of prefill and 2 s of decoding in 10 s
+    assert "service-assumed" in codes(workload)
+    default = profile(requests).service
+    assert default is not None
+    assert default.provenance == "assumed"
+
+
+def test_load_counts_every_request_once(conversation: Workload) -> None:
+    assert len(conversation.load) <= 200
+    assert sum(stretch.requests for stretch in conversation.load) == conversation.requests
+    assert sum(stretch.input_tokens for stretch in conversation.load) == conversation.input_tokens
+    assert sum(stretch.output_tokens for stretch in conversation.load) == conversation.output_tokens
+    assert conversation.active_tokens is not None
+    assert max(stretch.active_tokens for stretch in conversation.load) >= conversation.active_tokens.max
+    sets = {item.window_s: item.max_tokens for item in conversation.working_set}
+    assert conversation.load_window_s == 300
+    assert 0.9 * sets[300] < max(stretch.working_set_tokens for stretch in conversation.load) <= sets[300]
+
+
+def test_long_logs_have_few_stretches_too() -> None:
+    requests = make([[0], [0]], [4, 4], times=[0.0, 400 * 86400.0])
+    stretches = profile(requests).load
+    assert len(stretches) <= 200
+    assert (stretches[0].requests, stretches[-1].requests) == (1, 1)
+
+
+def test_without_time_stamps_nothing_over_time_is_claimed() -> None:
+    requests = make([[0], [0]], [4, 4], times=[np.nan, np.nan])
+    workload = profile(requests)
+    assert workload.ceiling_hit_ratio == 0.5
+    assert workload.span_s is workload.active_tokens is workload.service is workload.load_window_s is None
+    assert workload.load == workload.working_set == workload.reuse_intervals == ()
+    assert all(point.fill_time_s is None for point in workload.curve)
+    with pytest.raises(KvplanError, match="--ttl needs time stamps"):
+        profile(requests, ttl_s=60)
+
+
+def test_reuse_at_the_same_moment_is_pointed_out() -> None:
+    assert "same-moment" in codes(profile(make([[0], [0]], [4, 4], times=[1.0, 1.0])))
+    assert "same-moment" not in codes(profile(make([[0], [0]], [4, 4], times=[1.0, 2.0])))
+
+
+def test_a_cache_smaller_than_the_longest_request_is_pointed_out() -> None:
+    requests = make([[0, 1, 2], [0]], [12, 4])
+    assert "longer-than-cache" in codes(profile(requests, capacity_blocks=(2,)))
+    assert "longer-than-cache" not in codes(profile(requests, capacity_blocks=(3,)))
+
+
+def test_many_tenants_are_summed_up() -> None:
+    requests = make([[i] for i in range(150)], [4] * 150, tenants=list(range(150)))
+    tenants = profile(requests).tenants
+    assert len(tenants) == 101
+    assert tenants[-1].tenant == "(50 others)"
+    assert sum(tenant.requests for tenant in tenants) == 150
+
+
+def test_one_request_alone_is_a_workload() -> None:
+    workload = profile(make([[0]], [3]))
+    assert (workload.span_s, workload.ceiling_hit_ratio, workload.one_off_tokens_ratio) == (0, 0, 1)
+    assert workload.active_requests is not None
+    assert workload.active_requests.max == 1
+
+
+def test_what_has_no_meaning_is_refused() -> None:
+    requests = make([[0]], [4])
+    with pytest.raises(UsageError, match="not negative"):
+        profile(requests, capacity_blocks=(-1,))
+    with pytest.raises(UsageError, match="TTL"):
+        profile(requests, ttl_s=0)
+    with pytest.raises(KvplanError, match="64 bits"):
+        profile(make([[0]], [2**40]))
