@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,7 +24,8 @@ Spec: TypeAlias = dict[str, Any]
 VEGA_LITE = "6.4"
 WIDTH = 680
 _SIDE = 62  # every plot leaves this for the labels of its y axis, so that charts of one figure line up
-_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
+_SCREEN_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
+_ALONE_FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"  # the renderer knows its widths: legends do not collide
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,13 @@ def script() -> str:
 
 
 def _config(palette: Palette) -> Spec:
-    words = {"labelColor": palette["soft"], "titleColor": palette["soft"], "labelFont": _FONT, "titleFont": _FONT}
+    font = _ALONE_FONT if palette.alone else _SCREEN_FONT
+    words = {"labelColor": palette["soft"], "titleColor": palette["soft"], "labelFont": font, "titleFont": font}
     return {
         "aria": False,  # the page describes each chart in words
+        "mark": {"aria": False},
         "background": palette["paper"] if palette.alone else "transparent",
-        "font": _FONT,
+        "font": font,
         "padding": 8 if palette.alone else 2,
         "view": {"stroke": None},
         "axis": {
@@ -111,9 +115,10 @@ def _config(palette: Palette) -> Spec:
             "title": None,
             "columns": 3,
             "labelLimit": 300,
+            "columnPadding": 24,
         },
         "title": {
-            "font": _FONT,
+            "font": font,
             "color": palette["soft"],
             "anchor": "start",
             "frame": "bounds",
@@ -297,7 +302,8 @@ def _stack(stack: Stack, palette: Palette) -> Any:
             _values([{"x": stack.limit, "name": stack.limit_label, "value": scales.show(stack.limit, stack.unit)}])
         )
         layers.append(limit.mark_tick(thickness=2.5, size=48, color=palette["danger"]).encode(x, tooltip=tip))
-    return alt.layer(*layers).properties(title=clean(stack.title), height=52)
+    titled = {"title": clean(stack.title)} if palette.alone else {}  # a page writes it above the legend
+    return alt.layer(*layers).properties(height=52, **titled)
 
 
 def _tornado(tornado: Tornado, palette: Palette) -> Any:
@@ -307,13 +313,14 @@ def _tornado(tornado: Tornado, palette: Palette) -> Any:
     axis = Axis(title=tornado.title, unit=tornado.unit, domain=(low - room, high + room))
     x_axis, x_scale = _axis(axis, (low - room, high + room), title=tornado.title, grid=True)
     x = alt.X("x:Q", axis=x_axis, scale=x_scale)
-    order = [clean(swing.name) for swing in tornado.swings]
-    y = alt.Y(
-        "name:N", sort=order, axis=alt.Axis(title=None, domain=False, ticks=False, labelLimit=150, labelPadding=8)
+    names = {swing.name: "\n".join(textwrap.wrap(clean(swing.name), 22)) for swing in tornado.swings}
+    lines = alt.Axis(
+        title=None, domain=False, ticks=False, labelLimit=180, labelPadding=8, labelExpr="split(datum.value, '\\n')"
     )
+    y = alt.Y("name:N", sort=list(names.values()), axis=lines)
     rows = [
         {
-            "name": s.name,
+            "name": names[s.name],
             "x": tornado.base,
             "x2": end,
             "side": label,
@@ -333,4 +340,4 @@ def _tornado(tornado: Tornado, palette: Palette) -> Any:
     ]
     bars = alt.Chart(_values(rows)).mark_bar(height=16).encode(x, y, colour, x2="x2:Q", tooltip=tip)
     base = alt.Chart(_values([{"x": tornado.base}])).mark_rule(color=palette["ink"], strokeWidth=1.25).encode(x)
-    return alt.layer(bars, base).properties(height=max(60, 28 * len(tornado.swings)))
+    return alt.layer(bars, base).properties(height=max(60, 32 * len(tornado.swings)))

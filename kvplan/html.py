@@ -35,13 +35,16 @@ from kvplan.page import (
     Table,
     Text,
     Tornado,
+    alts,
     clean,
+    prose,
 )
 from kvplan.scales import show
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _WORDY = 28  # cells longer than this are sentences and may be folded
 _LONG_VALUE = 18
+_UNITS = re.compile(r"(?<=\d) (?=(?:%|[KMGT]i?B(?:/s)?|B|kB/s|ns|µs|ms|s|min|h|d|[kMGT])(?:[\s,.;:)]|$))")
 
 
 def render(page: Page) -> str:
@@ -79,8 +82,13 @@ Memory in GiB (2<sup>30</sup> bytes), bandwidth in GB/s (10<sup>9</sup> bytes).<
 
 
 def escape(text: str) -> str:
-    """Text as HTML that shows exactly it, in content and in attributes."""
-    return stdlib_html.escape(clean(text), quote=True)
+    """Text as HTML that shows exactly it, in content and in attributes; a number keeps its unit beside it."""
+    return _UNITS.sub("\u00a0", stdlib_html.escape(clean(text), quote=True))
+
+
+def words(text: str) -> str:
+    """A sentence as HTML, what stands between backticks as code."""
+    return "".join(f"<code>{escape(part)}</code>" if code else escape(part) for part, code in prose(text))
 
 
 @cache
@@ -108,7 +116,7 @@ def _section(section: Section) -> str:
 
 
 def _text(block: Text) -> str:
-    return f"<p>{escape(block.text)}</p>"
+    return f"<p>{words(block.text)}</p>"
 
 
 def _badge(provenance: str) -> str:
@@ -127,10 +135,12 @@ def _facts(block: Facts) -> str:
 
 
 def _decision(block: Decision) -> str:
-    notes = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in block.notes)
+    notes = "".join(f"<dt>{escape(name)}</dt><dd>{words(text)}</dd>" for name, text in block.notes)
     listed = f'<dl class="notes">{notes}</dl>' if notes else ""
     facts = _facts(Facts(items=block.facts)) if block.facts else ""
-    return f'<div class="decision {block.tone}"><p>{escape(block.headline)}</p>{facts}{listed}</div>'
+    more = f'<p class="more">{words(block.text)}</p>' if block.text else ""
+    headline = f'<p class="headline">{escape(block.headline)}</p>'
+    return f'<div class="decision {block.tone}">{headline}{more}{facts}{listed}</div>'
 
 
 def _table(table: Table) -> str:
@@ -143,7 +153,7 @@ def _table(table: Table) -> str:
     head = f"<thead><tr>{heads}</tr></thead>" if any(column.title for column in columns) else ""
     rows = "".join(_row(row, used, table.columns) for row in table.rows)
     name = escape(table.title or "table, may scroll sideways")
-    scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{name}">'
+    scroll = f'<div class="scroll" role="group" tabindex="0" aria-label="{name}">'
     return f"{scroll}<table>{caption}{head}<tbody>{rows}</tbody></table></div>"
 
 
@@ -166,17 +176,17 @@ def _cell(text: str, column: Column) -> str:
         case "provenance":
             return f"<td>{_badge(text)}</td>" if re.fullmatch("[a-z]+", text) else f"<td>{escape(text)}</td>"
         case "text":
-            return f'<td class="{"words" if len(text) > _WORDY else "short"}">{escape(text)}</td>'
+            return f'<td class="{"words" if len(text) > _WORDY else "short"}">{words(text)}</td>'
 
 
 def _code(block: Code) -> str:
     title = f"<h3>{escape(block.title)}</h3>" if block.title else ""
-    return f'{title}<pre tabindex="0"><code>{escape(block.text)}</code></pre>'
+    return f'{title}<pre tabindex="0"><code>{stdlib_html.escape(clean(block.text))}</code></pre>'
 
 
 def _findings(block: Findings) -> str:
     items = (
-        f'<li class="{item.severity}"><strong>{item.severity.capitalize()}:</strong> {escape(item.text)} '
+        f'<li class="{item.severity}"><strong>{item.severity.capitalize()}:</strong> {words(item.text)} '
         f"<code>{escape(item.code)}</code></li>"
         for item in block.items
     )
@@ -187,7 +197,7 @@ def _findings(block: Findings) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    drawn = "".join(_chart(chart, figure.alt) for chart in figure.charts)
+    drawn = "".join(_chart(chart, alt) for chart, alt in zip(figure.charts, alts(figure), strict=True))
     numbers = "".join(_numbers(chart) for chart in figure.charts)
     title = escape(figure.title)
     return (
@@ -200,9 +210,10 @@ def _figure(figure: Figure) -> str:
 def _chart(chart: Chart, alt: str) -> str:
     spec = _inline_json(charts.spec(chart, charts.SCREEN, "container"))
     still = charts.svg(chart, charts.SCREEN)
+    bar = f'<p class="bar">{escape(chart.title)}</p>' if isinstance(chart, Stack) else ""
     return (
-        f'{_legend(chart)}<div class="chart" role="img" aria-label="{escape(alt)}">'
-        f'<div class="still">{still}</div><div class="live"></div>'
+        f'{bar}{_legend(chart)}<div class="chart" role="img" aria-label="{escape(alt)}">'
+        f'<div class="still" aria-hidden="true">{still}</div><div class="live" aria-hidden="true"></div>'
         f'<script type="application/json">{spec}</script></div>'
     )
 

@@ -19,7 +19,9 @@ from kvplan.page import (
     Section,
     Table,
     Text,
+    alts,
     clean,
+    prose,
 )
 
 _SEVERITIES = {"error": "**Error**", "warning": "**Warning**", "info": "Note"}
@@ -41,11 +43,19 @@ def render(page: Page, figures: str) -> tuple[str, dict[str, str]]:
 
 def escape(text: str) -> str:
     """Text as Markdown that shows exactly it, on one line."""
-    text = " ".join(clean(text).split())
+    return _start(_inline(" ".join(clean(text).split())))
+
+
+def _inline(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;")
     text = re.sub(r"([\\`*\[\]|~])", r"\\\1", text)
-    text = re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
-    return re.sub(r"^([#>+-]|\d+[.)](?=\s))", r"\\\1", text)
+    return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", text)
+
+
+def _start(line: str) -> str:
+    """A line that would begin a heading, quotation or list does not."""
+    line = re.sub(r"^([#>+-])", r"\\\1", line)
+    return re.sub(r"^(\d+)([.)])(?=\s)", r"\1\\\2", line)
 
 
 def code(text: str) -> str:
@@ -56,6 +66,12 @@ def code(text: str) -> str:
     ticks = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     space = " " if text[0] == "`" or text[-1] == "`" else ""
     return f"{ticks}{space}{text}{space}{ticks}".replace("|", "\\|")
+
+
+def words(text: str) -> str:
+    """A sentence: its code as code, the rest as exactly what it says."""
+    spans = [code(piece) if is_code else _inline(piece) for piece, is_code in prose(" ".join(clean(text).split()))]
+    return _start("".join(spans))
 
 
 def _names(figure: Figure) -> list[str]:
@@ -74,7 +90,7 @@ def _section(section: Section, figures: str) -> list[str]:
 
 
 def _text(block: Text, _: str) -> list[str]:
-    return [escape(block.text)]
+    return [words(block.text)]
 
 
 def _facts(block: Facts, _: str) -> list[str]:
@@ -88,9 +104,10 @@ def _fact(fact: Fact) -> str:
 
 
 def _decision(block: Decision, _: str) -> list[str]:
-    lines = [f"> **{escape(block.headline)}**", ">", *(f"> {_fact(fact)}" for fact in block.facts)]
+    more = f" {escape(block.text)}" if block.text else ""
+    lines = [f"> **{escape(block.headline)}**{more}", ">", *(f"> {_fact(fact)}" for fact in block.facts)]
     if block.notes:
-        lines += [">", *(f"> - {escape(name)}: {escape(text)}" for name, text in block.notes)]
+        lines += [">", *(f"> - {escape(name)}: {words(text)}" for name, text in block.notes)]
     return lines
 
 
@@ -109,7 +126,7 @@ def _table(table: Table, _: str) -> list[str]:
 def _cell(text: str, column: Column) -> str:
     if column.kind == "code":
         return code(text)
-    return f"*{escape(text)}*" if column.kind == "provenance" and text else escape(text)
+    return f"*{escape(text)}*" if column.kind == "provenance" and text else words(text)
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -124,14 +141,14 @@ def _code(block: Code, _: str) -> list[str]:
 
 
 def _findings(block: Findings, _: str) -> list[str]:
-    return [f"- {_SEVERITIES[item.severity]}: {escape(item.text)} ({code(item.code)})" for item in block.items]
+    return [f"- {_SEVERITIES[item.severity]}: {words(item.text)} ({code(item.code)})" for item in block.items]
 
 
 def _figure(figure: Figure, figures: str) -> list[str]:
     lines = [f"**{escape(figure.title)}**", ""]
-    for name in _names(figure):
+    for name, alt in zip(_names(figure), alts(figure), strict=True):
         link = "/".join(part for part in (quote(figures.rstrip("/")), name) if part)
-        lines += [f"![{escape(figure.alt)}]({link})", ""]
+        lines += [f"![{escape(alt)}]({link})", ""]
     return [*lines, f"*{escape(figure.reading)}*"]
 
 

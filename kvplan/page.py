@@ -2,11 +2,13 @@
 
 A page is sections, a section is blocks, and every block is plain data that each renderer knows how to show. A chart
 is data too (see chart types at the end): one description gives the picture, the terminal plot and the table of its
-numbers. Text is plain text: renderers escape it, and nothing here is ever markup.
+numbers. Text is plain text: renderers escape it, and nothing here is ever markup; only words between backticks are
+shown as code.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -46,10 +48,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The answer, first thing on a page: its tone, one sentence, the figures behind it, and notes on trusting it."""
+    """The answer, first thing on a page: a sentence and its tone, the rest of it, its figures, notes on trusting it."""
 
     headline: str
     tone: Tone
+    text: str = ""
     facts: tuple[Fact, ...] = ()
     notes: tuple[tuple[str, str], ...] = ()
 
@@ -226,6 +229,12 @@ class Section:
     first: bool = False
 
 
+def alts(figure: Figure) -> tuple[str, ...]:
+    """The text alternative of each chart of a figure: all of it on the first, a pointer on the others."""
+    rest = range(2, len(figure.charts) + 1)
+    return (figure.alt, *(f"{figure.title}, part {index} of {len(figure.charts)}." for index in rest))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
     """One document for people: `lead` is the answer in one line, `origin` says what made it and when."""
@@ -235,6 +244,12 @@ class Page:
     lead: str
     origin: str
     sections: tuple[Section, ...]
+
+
+def prose(text: str) -> list[tuple[str, bool]]:
+    """A sentence in pieces, each with whether it is code (what stood between backticks)."""
+    pieces = re.split(r"`([^`\n]+)`", text)
+    return [(piece, index % 2 == 1) for index, piece in enumerate(pieces) if piece]
 
 
 def clean(text: str) -> str:

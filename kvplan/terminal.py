@@ -139,7 +139,10 @@ class _Printer:
         return [self._grid(block.items)]
 
     def _decision(self, block: Decision) -> list[RenderableType]:
-        parts: list[RenderableType] = [Styled(self.say(block.headline), style="bold"), "", self._grid(block.facts)]
+        words = Styled(self.say(block.headline), style="bold")
+        if block.text:
+            words.append(" ").append(self.say(block.text), style="not bold")
+        parts: list[RenderableType] = [words, "", self._grid(block.facts)]
         if block.notes:
             notes = Grid.grid(padding=(0, 2))
             notes.add_column(style="bright_black")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 from kvplan.documents import Alternative, Budget, Document, Limit, Plan, Policy
 from kvplan.page import Block, Code, Decision, Fact, Facts, Page, Row, Section, Text, Tone
@@ -72,7 +73,8 @@ def _decision(plan: Plan) -> Section:
     notes.append(("What would flip it", _flips(plan)))
     if plan.confidence.raise_by:
         notes.append(("Raise confidence by", "; ".join(plan.confidence.raise_by)))
-    block = Decision(headline=plan.decision, tone=_tone(plan), facts=tuple(facts), notes=tuple(notes))
+    first, dot, rest = plan.decision.partition(". ")
+    block = Decision(headline=first + dot.strip(), text=rest, tone=_tone(plan), facts=tuple(facts), notes=tuple(notes))
     return Section(name="decision", heading="Decision", blocks=(block,), first=True)
 
 
@@ -167,10 +169,11 @@ def _alternative(one: Alternative) -> Row:
 
 def _limits(plan: Plan) -> Section:
     rows = [_limit(one) for one in plan.limits]
+    short = [row if row.tone == "bad" else replace(row, cells=(*row.cells[:-1], "")) for row in rows]
     broken = sum(not one.ok for one in plan.limits)
     reading = f"{parts.plural(broken, 'limit')} exceeded." if broken else "Every limit holds."
-    columns = "limit|>needed|>allowed|->used|holds|-?from|why"
-    return Section(name="limits", heading="Limits", reading=reading, blocks=(parts.table(columns, rows),), first=True)
+    block = parts.table("limit|>needed|>allowed|->used|holds|-?from|why", rows, short=short)
+    return Section(name="limits", heading="Limits", reading=reading, blocks=(block,), first=True)
 
 
 def _limit(one: Limit) -> Row:

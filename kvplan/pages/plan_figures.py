@@ -39,7 +39,7 @@ def budgets(plan: Plan) -> tuple[Figure, ...]:
     """One bar a tier, each on its own scale: what its memory is for, and the limit."""
     tiers = plan.budgets
     named = (("GPUs of one replica", tiers.gpu), ("Host memory of one replica", tiers.host), ("Disk", tiers.disk))
-    bars = tuple(_bar(name, budget) for name, budget in named if any(item.bytes for item in budget.items))
+    bars = tuple(_bar(name, budget) for name, budget in named if budget.requested_bytes and budget.items)
     if not bars:
         return ()
     kept = (("GPU", tiers.gpu.bytes), ("host memory", tiers.host.requested_bytes), ("disk", tiers.disk.requested_bytes))

@@ -193,8 +193,8 @@ def prefill_facts(prefill: Prefill) -> tuple[Fact, ...]:
     cost, origin = f"{show_duration(prefill.t0_s)} + {linear} + {square}", prefill.provenance
     facts = [fact(f"recompute on {prefill.device}", cost, f"{prefill.model}; {prefill.source}", origin)]
     if (prefill.low_ratio, prefill.high_ratio) != (1.0, 1.0):
-        span = f"{prefill.low_ratio:.2f} to {prefill.high_ratio:.2f} times that"
-        facts.append(fact("true time is held to lie", span, "", origin))
+        span = f"{prefill.low_ratio:.2f} to {prefill.high_ratio:.2f} times"
+        facts.append(fact("range of the true time", span, "of what the three numbers give", origin))
     if prefill.worst_relative_error is not None:
         most = prefill.max_measured_tokens
         reach = "" if most is None else f"measured up to {most:,} tokens"

@@ -54,11 +54,19 @@ def hit_ratio(workload: Workload, ends: tuple[tuple[str, float, Role], ...] = ()
     return Figure(
         name="hit-ratio",
         title="Hit ratio against capacity",
-        reading=reading or lead(workload),
+        reading=reading or _shares(workload),
         alt=alt,
         charts=(plot,),
         plot=True,
     )
+
+
+def _shares(workload: Workload) -> str:
+    """What half and nine tenths of the ceiling take."""
+    wanted = [share * workload.ceiling_hit_ratio for share in (0.5, _NEARLY)]
+    sizes = [next((p.capacity_tokens for p in workload.curve if p.hit_ratio >= ratio), None) for ratio in wanted]
+    half, most = ("more than the curve shows" if size is None else f"{show_tokens(size)} tokens" for size in sizes)
+    return f"Half of the ceiling takes {half}, nine tenths take {most}."
 
 
 def _ratios(curve: tuple[CurvePoint, ...]) -> tuple[tuple[float, float], ...]:
