@@ -79,15 +79,15 @@ def _named(name: str) -> Family:
 
 
 def _detected(lines: Lines) -> Family:
-    problem = "no requests in it"
+    problem = None
     for number, line in lines.peek(20):
         try:
             row: Any = msgspec.json.decode(line)
         except (ValueError, RecursionError) as error:
-            problem = f"line {number}: {malformed(error)}"
+            problem = problem or f"line {number}: {malformed(error)}"
             continue
         if not isinstance(row, dict):
-            problem = f"line {number} is no JSON object"
+            problem = problem or f"line {number} is no JSON object"
             continue
         for family in FAMILIES:
             if family.detect(row):
@@ -95,7 +95,7 @@ def _detected(lines: Lines) -> Family:
         keys = ", ".join(sorted(map(str, row))[:8]) or "none"
         known = "; ".join(f"{family.name}: {family.looks}" for family in FAMILIES)
         raise KvplanError(f"{lines.where(number)}: not a known log format: has the keys {keys} (known: {known})")
-    raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem}")
+    raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem or 'nothing in it'}")
 
 
 def _table(files: list[_File], tenant_by: str | None) -> Requests:

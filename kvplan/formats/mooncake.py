@@ -55,6 +55,8 @@ def read(lines: Lines, options: Options) -> Rows:
         if len(batch) == _BATCH:
             parts.append(_columns(batch))
             batch.clear()
+    if not numbers:
+        raise KvplanError(f"{lines.name}: no requests in it")
     parts.append(_columns(batch))
     input_tokens, output_tokens, count, keys, time_s = (np.concatenate(column) for column in zip(*parts, strict=True))
     line = np.array(numbers, np.int64)
@@ -143,8 +145,8 @@ def _block_tokens(
     least, most = (bound[keep] for bound in bounds[form])
     low, high = int(least.max(initial=1)), int(most.min(initial=_NO_LIMIT))
     if given is None and low != high:
-        fits = f"{low} to {high}" if high < _NO_LIMIT else f"{low} up"
-        raise KvplanError(f"{lines.name}: its rows fit any block size from {fits} tokens: give --block-tokens")
+        fits = f"of {low} to {high} tokens" if high < _NO_LIMIT else f"from {low} tokens up"
+        raise KvplanError(f"{lines.name}: its rows fit any block size {fits}: give --block-tokens")
     tokens_a_block = given or low
     rule = "the partial last block included" if form == "ceil" else "full blocks only"
     how = "as given, checked on every row" if given else "the only size that fits every row"

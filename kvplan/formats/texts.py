@@ -62,9 +62,7 @@ class TextLog:
             self._waiting, self._renderer.tokens([prompt.text for prompt in self._waiting]), strict=True
         ):
             if self._renderer.doubled_start(tokens):
-                self._lines.bad(
-                    prompt.line, "the chat template and the tokenizer both add a beginning-of-sequence token"
-                )
+                self._lines.bad(prompt.line, "the prompt starts with two beginning-of-sequence tokens")
                 continue
             self._keep(prompt, tokens)
         self._waiting.clear()
