@@ -162,7 +162,7 @@ def _layer(config: Config, family: Family, kind: str, index: int, common: tuple[
     if builder is None:
         known = ", ".join([*family.layers, *SILENT])
         raise KvplanError(f"{config.where}: layer {index} is of unknown type {kind!r} (known here: {known})")
-    caches = builder(config, index)
+    caches = builder(config.layer(index), index)
     if not caches:
         return Layer(note=SILENT["none"])
     return Layer(caches=tuple(replace(cache, keys=tuple(dict.fromkeys((*common, *cache.keys)))) for cache in caches))

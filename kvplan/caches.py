@@ -158,6 +158,8 @@ def compressed(c: Config, index: int) -> Caches:
 
 def gemma4_attention(c: Config, index: int) -> Caches:
     """Gemma 4's full layers: wider heads, and their own KV head count where K doubles as V. Both are still stored."""
+    if c.overridden:
+        return attention(c, index)
     c = c.asking()
     width = c.number("global_head_dim")
     heads = c.optional("num_global_key_value_heads") if c.flag("attention_k_eq_v", False) else None

@@ -313,6 +313,7 @@ HYBRID = (
     ),
     Family(
         types=("mamba", "falcon_mamba"),
+        names={"mamba_intermediate_size": ("intermediate_size",)},
         pattern=patterns.only("linear_attention"),
         layers={"linear_attention": caches.mamba1},
         defaults={"state_size": 16, "conv_kernel": 4, "expand": 2},

@@ -34,7 +34,7 @@ class Source:
     revision: str | None = None
     date: str | None = None
     weights: Weights | None = None
-    findings: tuple[Finding, ...] = ()
+    quantization: bytes | None = None
 
 
 def load_model(spec: str, revision: str | None = None) -> Model:
@@ -49,7 +49,9 @@ def load_model(spec: str, revision: str | None = None) -> Model:
     if looks_like_path(spec):
         raise KvplanError(f"{spec}: no such file or folder")
     entry = catalogued.find(spec)
-    if entry is not None and (spec == entry.name or revision is None):
+    if entry is not None:
+        if revision is not None:
+            raise KvplanError(f"{spec}: a catalogue entry has no revisions: --revision goes with a Hub id")
         return _model(_from_catalogue(entry))
     if "/" not in spec:
         near = catalogued.nearest(spec)
@@ -57,27 +59,23 @@ def load_model(spec: str, revision: str | None = None) -> Model:
             f"{spec}: no such file or folder, and no model of that name in the catalogue"
             f" (nearest: {', '.join(near)}); a Hub id is written organisation/name"
         )
-    from kvplan import hub
-
-    found = hub.fetch(spec, revision)
-    return _model(
-        Source(text=found.config, name=spec, id=spec, kind="hub", revision=found.commit, weights=found.weights)
-    )
+    return _model(_from_hub(spec, revision))
 
 
 def catalogue() -> tuple[CatalogueModel, ...]:
     """The built-in catalogue of models, one line each."""
     found = []
     for entry in catalogued.models().values():
-        model = _model(_from_catalogue(entry))
+        facts = architecture.read(entry.config, f"catalogue entry {entry.name}")
+        counted = params.count(facts)
         found.append(
             CatalogueModel(
                 name=entry.name,
                 hub_id=entry.hub_id,
                 source=entry.source,
                 date=entry.date,
-                params=model.weights.params if model.weights else None,
-                max_context_tokens=model.ref.max_context_tokens,
+                params=counted.total if counted else None,
+                max_context_tokens=context_tokens(facts.config),
             )
         )
     return tuple(found)
@@ -114,8 +112,39 @@ def _from_path(path: Path, spec: str) -> Source:
         text = file.read_bytes()
     except OSError as error:
         raise KvplanError(f"{file}: {reason(error)}") from None
-    stored = weights.of_folder(folder) if file.name == "config.json" else None
-    return Source(text=text, name=str(file), id=spec, kind="path", weights=stored)
+    whole = file.name == "config.json"
+    return Source(
+        text=text,
+        name=str(file),
+        id=spec,
+        kind="path",
+        weights=weights.of_folder(folder) if whole else None,
+        quantization=_beside(folder / quantization.BESIDE) if whole else None,
+    )
+
+
+def _beside(file: Path) -> bytes | None:
+    try:
+        return file.read_bytes() if file.is_file() else None
+    except OSError as error:
+        raise KvplanError(f"{file}: {reason(error)}") from None
+
+
+def _from_hub(repo: str, revision: str | None) -> Source:
+    from kvplan import hub
+
+    entry = catalogued.find_hub(repo)
+    hint = f"; the catalogue has its figures: --model {entry.name}" if entry else ""
+    found = hub.fetch(repo, revision, hint=hint)
+    return Source(
+        text=found.config,
+        name=f"{repo}/config.json",
+        id=repo,
+        kind="hub",
+        revision=found.commit,
+        weights=found.weights,
+        quantization=found.quantization,
+    )
 
 
 def _from_catalogue(entry: catalogued.Entry) -> Source:
@@ -133,19 +162,20 @@ def _model(source: Source) -> Model:
         date=source.date,
     )
     raw = parse_config(source.text, source.name)
-    return from_config(raw, ref, source.name, stored=source.weights, findings=source.findings)
+    if source.quantization is not None and not raw.get("quantization_config"):
+        beside = parse_config(source.quantization, quantization.BESIDE)
+        raw = {**raw, "quantization_config": quantization.from_beside(beside)}
+    return from_config(raw, ref, source.name, stored=source.weights)
 
 
-def from_config(
-    root: Json, ref: ModelRef, name: str, *, stored: Weights | None = None, findings: tuple[Finding, ...] = ()
-) -> Model:
+def from_config(root: Json, ref: ModelRef, name: str, *, stored: Weights | None = None) -> Model:
     """The Model of a config's JSON; `name` is what errors call it, `stored` the weights found beside it.
 
     Raises KvplanError naming the key that is missing, wrong or not understood.
     """
     facts = architecture.read(root, name)
     c = facts.config
-    notes = [*findings, *facts.findings]
+    notes = [*facts.findings]
     dtype = _dtype(c)
     if dtype is None:
         dtype = "bf16"

@@ -81,6 +81,7 @@ class Config:
     defaults: Json = field(default_factory=dict)
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     used: dict[str, None] = field(default_factory=dict)
+    overridden: bool = False
 
     @property
     def model_type(self) -> str:
@@ -102,6 +103,17 @@ class Config:
     def keys(self) -> tuple[str, ...]:
         """The keys asked for since `asking`, in order, class defaults marked."""
         return tuple(self.used)
+
+    def layer(self, index: int) -> Config:
+        """The config as one layer sees it, where `per_layer_config` overrides keys for it."""
+        _, table, _ = self._find("per_layer_config")
+        if not isinstance(table, Mapping):
+            return self
+        for key, overrides in table.items():
+            if str(key).isdigit() and int(key) == index and isinstance(overrides, Mapping):
+                self.used["per_layer_config"] = None
+                return replace(self, raw={**self.raw, **overrides}, overridden=True)
+        return self
 
     def _find(self, key: str) -> tuple[str, Any, bool]:
         """The name, value and origin of a key. A null in the file is the file's word: no default replaces it."""

@@ -8,6 +8,7 @@ from kvplan.documents import Weights
 from kvplan.modelconfig import Config, Json
 from kvplan.params import Counts
 
+BESIDE = "hf_quant_config.json"  # where ModelOpt checkpoints keep what others put into config.json
 BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
 
 
@@ -17,6 +18,12 @@ def _scheme(root: Json, c: Config) -> Json:
         if isinstance(found, Mapping):
             return found
     return {}
+
+
+def from_beside(whole: Json) -> Json:
+    """A ModelOpt checkpoint's own file as the quantization_config that its config.json leaves out."""
+    inner = whole.get("quantization")
+    return {"quant_method": "modelopt", **inner} if isinstance(inner, Mapping) else {}
 
 
 def kv_dtype(root: Json, c: Config) -> str | None:

@@ -17,13 +17,17 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One model: `config` holds the fields of its published config.json that the cache and the weights depend on."""
+    """One model: `config` holds the fields of its published config.json that the cache and the weights depend on.
+
+    `aliases` are other short names, `same` other Hub repositories of the same architecture (instruct versions).
+    """
 
     name: str
     hub_id: str
     date: str
     config: Mapping[str, Any]
     aliases: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
 
     @property
     def source(self) -> str:
@@ -42,18 +46,25 @@ def models() -> dict[str, Entry]:
             date=row["date"],
             config=row["config"],
             aliases=tuple(row.get("aliases", ())),
+            same=tuple(row.get("same", ())),
         )
         for row in rows
     }
 
 
 def find(name: str) -> Entry | None:
-    """The entry of a name, a Hub id or another alias, whatever its case; None where there is none."""
+    """The entry of a catalogue name or one of its other names, whatever the case; None where there is none."""
     wanted = name.lower()
-    for entry in models().values():
-        if wanted in (entry.name, entry.hub_id.lower(), *(alias.lower() for alias in entry.aliases)):
-            return entry
-    return None
+    entries = models()
+    if wanted in entries:
+        return entries[wanted]
+    return next((entry for entry in entries.values() if wanted in entry.aliases), None)
+
+
+def find_hub(hub_id: str) -> Entry | None:
+    """The entry whose facts hold for a Hub repository; None where there is none."""
+    wanted = hub_id.lower()
+    return next((entry for entry in models().values() if wanted in map(str.lower, (entry.hub_id, *entry.same))), None)
 
 
 def nearest(name: str) -> list[str]:

@@ -212,7 +212,7 @@ class VllmLayout:
 
     @cached_property
     def _copies(self) -> int:
-        """How often a tier stores a rank's bytes: once a rank, but once in all where every rank holds the same latent."""
+        """How often a tier stores a rank's bytes: once a rank, or once where every rank holds the same latent."""
         parallel = self.options.parallel
         latent = all(group.cache.kind in ("latent", "indexer") for group in grouped(self.model))
         return 1 if latent and parallel.pp == 1 and parallel.dcp == 1 else parallel.tp
