@@ -21,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.timing import Rates, summarise
-from kvplan.units import GB, MiB
+from kvplan.units import GB, KiB
 
 PAGE = 4096
 _WORDS = PAGE // 8
-_PERIOD = 4 * MiB  # longer than the record of any compressing file system
+# A thread's buffer: longer than what lz4 looks back, and as small as that, since a buffer that falls out of the CPU's
+# cache slows down virtual drives whose host copies the data.
+_PERIOD = 128 * KiB
 _TAG_SHIFT = 40  # a tag above, the page number (up to 4 PiB) below
 _LISTEN_S = 0.25
 
@@ -141,6 +143,7 @@ class _Worker(threading.Thread):
             self.area, self.block = shared.job.pattern.writer()
         else:
             self.area = mmap.mmap(-1, shared.job.granule)
+            self.area.write(bytes(shared.job.granule))  # first touch now, not under the clock
 
     def run(self) -> None:
         try:
