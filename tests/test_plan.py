@@ -540,11 +540,11 @@ def test_flagged_cells_are_refused_unless_allowed() -> None:
 
 def test_the_contended_rate_at_the_engines_granule_is_used() -> None:
     document = samples.probe()
-    busy = samples.link("h2d", 2 * 2**20, 1, 31.0, concurrent="opposite direction")
+    busy = samples.link("h2d", 2 * 2**20, 1, 51.0, concurrent="opposite direction")
     elsewhere = samples.link("h2d", 64 * 2**20, 1, 11.0, concurrent="opposite direction")
     probe = replace(document, data=replace(document.data, links=(*document.data.links, busy, elsewhere)))
     assert {row.link_bytes_per_s for row in planned().break_even if row.tier == "host"} == {49.5 * GB}
-    assert {row.link_bytes_per_s for row in planned(probe=probe).break_even if row.tier == "host"} == {31.0 * GB}
+    assert {row.link_bytes_per_s for row in planned(probe=probe).break_even if row.tier == "host"} == {51.0 * GB}
 
 
 def test_policy_can_forbid_tiers() -> None:
