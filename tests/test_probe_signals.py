@@ -1,0 +1,93 @@
+"""A disk probe that is stopped by a signal at any moment leaves nothing behind and ends as the shell expects."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvplan import scratch
+from kvplan.errors import KvplanError
+
+# As the command line does: Ctrl-C ends with 130, a SIGTERM handler that exits runs the same clean-up.
+PROGRAM = """
+import signal, sys, threading
+from kvplan import probe
+from kvplan.documents import ProbeOptions
+if {handle}:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+def say(what, done=None):
+    print(what, flush=True)
+try:
+    sizes = dict(file_bytes=64 << 20, write_budget_bytes=1 << 30)
+    probe.measure(ProbeOptions(disks=({folder!r},), only=("disk",), **sizes), say)
+except KeyboardInterrupt:
+    assert threading.active_count() == 1, threading.enumerate()
+    sys.exit(130)
+except SystemExit:
+    assert threading.active_count() == 1, threading.enumerate()
+    raise
+"""
+
+
+@pytest.fixture
+def drive(tmp_path: Path) -> Path:
+    try:
+        scratch.look(tmp_path)
+    except KvplanError as error:
+        pytest.skip(f"{error}: point pytest's --basetemp at a drive")
+    return tmp_path
+
+
+@pytest.mark.parametrize("moment", range(3))
+@pytest.mark.parametrize(
+    ("number", "handle", "code"),
+    [
+        (signal.SIGINT, False, 130),
+        (signal.SIGTERM, False, -signal.SIGTERM),
+        (signal.SIGTERM, True, 143),
+        (signal.SIGKILL, False, -signal.SIGKILL),
+    ],
+)
+def test_nothing_is_left(drive: Path, number: signal.Signals, handle: bool, code: int, moment: int) -> None:
+    program = PROGRAM.format(folder=str(drive), handle=handle)
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert "reading what this host is" in run.stdout.readline()
+    # From the first instant of the work to some way into the sweep.
+    wait = random.Random(f"{number}{handle}{moment}").uniform(0, 0.6) if moment else 0.0
+    run.stdout.readline()
+    time.sleep(wait)
+    run.send_signal(number)
+    _, errors = run.communicate(timeout=30)
+    assert (run.returncode, errors) == (code, "")
+    assert list(drive.iterdir()) == []
+    assert _open_deleted_files(run.pid) == []
+
+
+def _open_deleted_files(pid: int) -> list[str]:
+    """Files that a process still holds: none once it is gone, and with them goes the space."""
+    try:
+        return os.listdir(f"/proc/{pid}/fd")
+    except FileNotFoundError:
+        return []
+
+
+def test_a_second_interrupt_does_not_cut_the_clean_up_short(drive: Path) -> None:
+    program = PROGRAM.format(folder=str(drive), handle=False)
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    while "read 128.00 KiB" not in run.stdout.readline():
+        pass
+    run.send_signal(signal.SIGINT)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode in (130, -signal.SIGINT, 1)  # the second may land after the clean-up, outside any handler
+    assert "Bad file descriptor" not in errors
+    assert list(drive.iterdir()) == []
