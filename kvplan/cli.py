@@ -6,6 +6,7 @@ and no command pays for a library that it does not use.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -80,7 +81,8 @@ def _root(
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
-        print(context.get_help(), file=sys.stderr)
+        with contextlib.redirect_stdout(sys.stderr):  # help that nobody asked for is no answer
+            print(context.get_help())
         raise typer.Exit(2)
 
 
@@ -149,6 +151,11 @@ def estimate(
     hybrid_kv_cache_manager: Annotated[
         bool, typer.Option("--hybrid-kv-cache-manager/--no-hybrid-kv-cache-manager", help="Per-layer-kind block pools.")
     ] = True,
+    async_scheduling: Annotated[bool, typer.Option("--async-scheduling/--no-async-scheduling")] = True,
+    prefix_caching: Annotated[bool, typer.Option("--prefix-caching/--no-prefix-caching")] = True,
+    encoder_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Encoder input length, where the model fixes none.")
+    ] = None,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -175,6 +182,9 @@ def estimate(
         overhead_bytes=_opt("--overhead", overhead, parse_size),
         max_num_batched_tokens=max_num_batched_tokens,
         hybrid_manager=hybrid_kv_cache_manager,
+        async_scheduling=async_scheduling,
+        prefix_caching=prefix_caching,
+        encoder_tokens=encoder_tokens,
     )
     document = _estimate(_required(model, "--model"), revision, options)
     answer(document, as_json=as_json, output=output, quiet=quiet)

@@ -1,0 +1,267 @@
+"""The command line as a script sees it: what goes to which stream, exit codes, and one line for every bad input."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import samples
+
+from kvplan import cli
+from kvplan.files import dump, load
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "vocab_size": 128256,
+    "torch_dtype": "bfloat16",
+}
+# 1,025 and 1,536 tokens in three blocks: only a block of 512 tokens fits both.
+ROWS = [
+    {
+        "timestamp": 1000 * n,
+        "input_length": 1025 + 511 * (n % 5 % 2),
+        "output_length": 20,
+        "hash_ids": [0, k + 1, k + 2],
+    }
+    for n, k in ((n, 2 * (n % 5)) for n in range(40))
+]
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+class Run:
+    """Runs a command in this process, as the installed script does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Ended:
+        self.monkeypatch.setattr(sys, "argv", ["kvplan", *map(str, arguments)])
+        try:
+            cli.main()
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(bool(end.code))
+        streams = self.capsys.readouterr()
+        return Ended(code, streams.out, streams.err)
+
+    def refused(self, *arguments: object, code: int = 1) -> str:
+        """The one line of an expected failure."""
+        ended = self(*arguments)
+        assert ended.code == code, ended
+        assert ended.out == ""
+        assert ended.err.startswith("kvplan: ")
+        assert ended.err.count("\n") == 1, ended.err
+        return ended.err
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a config, a log and the four documents."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    for name in ("estimate", "workload", "probe", "plan"):
+        (tmp_path / f"{name}.json").write_text(dump(getattr(samples, name)()))
+    return tmp_path
+
+
+def test_estimate_json_is_one_document_and_nothing_else(run: Run, folder: Path) -> None:
+    ended = run("estimate", "--model", "config.json", "--json")
+    assert ended.code == 0
+    assert ended.err == ""
+    document = json.loads(ended.out)
+    assert document["kind"] == "kvplan.estimate"
+    assert document["data"]["kv"]["bytes_per_token"] == 131072
+
+
+def test_the_same_input_gives_the_same_data(run: Run, folder: Path) -> None:
+    first, second = (json.loads(run("workload", "trace.jsonl", "--json").out)["data"] for _ in range(2))
+    assert first == second
+
+
+def test_output_is_written_whole_and_said_on_stderr(run: Run, folder: Path) -> None:
+    ended = run("workload", "trace.jsonl", "-o", "new.json")
+    assert ended.code == 0
+    assert "wrote new.json" in ended.err
+    assert load(folder / "new.json").data.requests == 40
+
+
+def test_quiet_says_nothing(run: Run, folder: Path) -> None:
+    assert run("workload", "trace.jsonl", "-q", "-o", "new.json") == Ended(0, "", "")
+
+
+def test_a_gzip_log_and_standard_input_read_alike(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = json.loads(run("workload", "trace.jsonl", "--json").out)["data"]
+    (folder / "trace.jsonl.gz").write_bytes(gzip.compress((folder / "trace.jsonl").read_bytes()))
+    zipped = json.loads(run("workload", "trace.jsonl.gz", "--json").out)["data"]
+    with (folder / "trace.jsonl").open() as stream:
+        monkeypatch.setattr(sys, "stdin", stream)
+        piped = json.loads(run("workload", "-", "--json").out)["data"]
+    for data in (plain, zipped, piped):
+        data.pop("sources")
+    assert plain == zipped == piped
+
+
+def test_exact_capacities_are_points_of_the_curve(run: Run, folder: Path) -> None:
+    ended = run("workload", "trace.jsonl", "--capacity-blocks", 7, "--capacity-tokens", "4k", "--json")
+    capacities = [point["capacity_blocks"] for point in json.loads(ended.out)["data"]["curve"]]
+    assert {7, 8} <= set(capacities)
+
+
+def test_plan_from_documents(run: Run, folder: Path) -> None:
+    ended = run("plan", "estimate.json", "workload.json", "probe.json", "--json", "-o", "new.json")
+    assert ended.code in (0, 3)
+    assert json.loads(ended.out)["data"]["decision"]
+    assert load(folder / "new.json").kind == "kvplan.plan"
+
+
+def test_a_plan_over_a_limit_ends_with_3(run: Run, folder: Path) -> None:
+    ended = run(
+        "plan", "estimate.json", "workload.json", "probe.json", "--gpu", "l4-24gb", "--replicas", 1, "-q", "--json"
+    )
+    document = json.loads(ended.out)["data"]
+    assert ended.code == (0 if all(limit["ok"] for limit in document["limits"]) else 3)
+
+
+@pytest.mark.parametrize("name", ["estimate", "workload", "probe", "plan"])
+def test_report_renders_every_kind_three_ways(run: Run, folder: Path, name: str) -> None:
+    ended = run("report", f"{name}.json", "-o", "page.html", "-o", "page.md", "-o", "copy.json")
+    assert ended.code == 0, ended.err
+    assert (folder / "page.html").read_text().lstrip().lower().startswith("<!doctype html>")
+    assert (folder / "page.md").read_text().startswith("# ")
+    assert load(folder / "copy.json") == load(folder / f"{name}.json")
+    assert run("report", f"{name}.json").out
+
+
+def test_one_line_from_model_log_and_probe_to_a_review(run: Run, folder: Path) -> None:
+    ended = run(
+        "report",
+        "--model",
+        "config.json",
+        "--log",
+        "trace.jsonl",
+        "--probe",
+        "probe.json",
+        "--gpu",
+        "h100-80gb",
+        "--json",
+    )
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["kind"] == "kvplan.plan"
+
+
+def test_models_lists_source_and_date(run: Run) -> None:
+    ended = run("models", "--json")
+    entries = json.loads(ended.out)
+    assert len(entries) >= 35
+    assert all(entry["source"] and entry["date"] for entry in entries)
+
+
+def test_schema_is_json(run: Run) -> None:
+    assert json.loads(run("schema", "plan").out)["title"] == "kvplan.plan"
+
+
+def test_no_command_is_help_on_stderr_and_a_usage_error(run: Run) -> None:
+    ended = run()
+    assert (ended.code, ended.out) == (2, "")
+    assert "estimate" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("estimate", "--model", "nowhere/config.json"), "nowhere/config.json"),
+        (("estimate", "--model", "trace.jsonl"), "trace.jsonl"),
+        (("estimate", "--model", "config.json", "--gpu", "h900"), "unknown GPU 'h900'"),
+        (("estimate", "--model", "config.json", "--engine", "vlllm"), "vlllm"),
+        (("workload", "none.jsonl"), "none.jsonl"),
+        (("workload", "config.json"), "config.json"),
+        (("report", "config.json"), "not a kvplan document"),
+        (("report", "none.json"), "none.json: no such file"),
+        (("schema", "poem"), "unknown document kind"),
+        (("probe", "--disk", "none", "--only", "disk"), "none"),
+    ],
+)
+def test_what_cannot_be_read_is_one_line(run: Run, folder: Path, arguments: tuple[str, ...], words: str) -> None:
+    assert words in run.refused(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("estimate",), "--model is missing"),
+        (("estimate", "--model", "config.json", "--gpu-memory", "80G"), "--gpu-memory: '80G' does not say its unit"),
+        (("estimate", "--model", "config.json", "--at", "8k,many"), "--at: 'many'"),
+        (("plan", "estimate.json"), "no workload document given"),
+        (("plan", "estimate.json", "estimate.json", "workload.json"), "2 estimate documents"),
+        (("plan", "estimate.json", "workload.json", "--ttl", "10"), "--ttl: '10' does not say its unit"),
+        (("report",), "nothing to report"),
+        (("report", "plan.json", "-o", "page.pdf"), "no report format"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2(run: Run, folder: Path, arguments: tuple[str, ...], words: str) -> None:
+    assert words in run.refused(*arguments, code=2)
+
+
+def test_truncated_json_names_the_file(run: Run, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(LLAMA)[:100])
+    assert "config.json" in run.refused("estimate", "--model", "config.json")
+
+
+def test_an_unknown_architecture_names_the_missing_key(run: Run, folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "martian", "hidden_size": 4096}))
+    line = run.refused("estimate", "--model", "config.json")
+    assert "martian" in line
+    assert "num_hidden_layers" in line
+
+
+def test_a_malformed_log_line_has_its_number(run: Run, folder: Path) -> None:
+    lines = (folder / "trace.jsonl").read_text().splitlines()
+    lines[16] = lines[16][:30]
+    (folder / "trace.jsonl").write_text("\n".join(lines))
+    assert "trace.jsonl:17:" in run.refused("workload", "trace.jsonl")
+    assert run("workload", "trace.jsonl", "--skip-bad", 1, "-q").code == 0
+
+
+def test_an_unwritable_output_is_one_line_and_leaves_nothing(run: Run, folder: Path) -> None:
+    line = run.refused("workload", "trace.jsonl", "-q", "-o", "no/such/folder/w.json")
+    assert "no/such/folder/w.json: cannot write" in line
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm to offer as a drive")
+def test_memory_given_as_a_drive_is_refused(run: Run) -> None:
+    before = set(os.listdir("/dev/shm"))
+    ended = run("probe", "--disk", "/dev/shm", "--only", "disk", "--budget", "2s", "-q")
+    assert ended.code == 1
+    assert "tmpfs" in ended.err
+    assert set(os.listdir("/dev/shm")) == before
+
+
+def test_debug_shows_where_an_error_rose(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPLAN_DEBUG", "1")
+    with pytest.raises(cli.KvplanError):
+        run("report", "none.json")
