@@ -195,7 +195,7 @@ def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Findi
         parts.append(part)
         start += file.rows.line.size
     order = np.concatenate(parts)
-    late = int((np.diff(time_s[order]) < 0).sum())
+    late = int((time_s[order] < np.maximum.accumulate(time_s[order])).sum())
     if late:
         text = f"{late:,} requests stood behind a later one: sorted by time, equal times kept as they stood."
         findings.append(Finding(severity="info", code="sorted", text=text))
