@@ -23,6 +23,7 @@ from kvplan.documents import (
     Estimate,
     GpuMemory,
     GpuSpec,
+    Limit,
     Parallel,
     Plan,
     Policy,
@@ -64,7 +65,7 @@ def workload_with(**fields: object) -> Document[Workload]:
     return replace(document, data=replace(document.data, **fields))
 
 
-def limit_of(plan: Plan, name: str) -> object:
+def limit_of(plan: Plan, name: str) -> Limit:
     return next(limit for limit in plan.limits if limit.name == name)
 
 
@@ -107,8 +108,8 @@ def tiny_estimate(a: float = A, b: float = 0.0) -> Document[Estimate]:
     kv = replace(data.kv, bytes_per_token=KV, bytes_per_token_per_gpu=KV, offload_bytes_per_token=KV)
     memory = GpuMemory(
         gpu="tiny",
-        total_bytes=None,
-        usable_bytes=None,
+        total_bytes=GiB,
+        usable_bytes=GiB,
         weights_bytes=0,
         overhead_bytes=0,
         kv_bytes=0,
@@ -284,7 +285,7 @@ def test_every_byte_is_accounted_and_no_limit_exceeded(
     estimate = estimate_with(engine=engine, parallel=Parallel(tp=tp))
     plan = planned(policy, estimate=estimate, gpu=spec, probe=samples.probe_without_gpu())
     budget = plan.budgets.gpu
-    fits = limit_of(plan, "GPU memory").ok  # type: ignore[attr-defined]
+    fits = limit_of(plan, "GPU memory").ok
     total = sum(item.bytes for item in budget.items)
     assert (total == budget.limit_bytes) if fits else (total > (budget.limit_bytes or 0) and budget.bytes == 0)
     assert (budget.limit_bytes or 0) <= memory * GiB * tp
@@ -297,7 +298,7 @@ def test_every_byte_is_accounted_and_no_limit_exceeded(
     assert drive.bytes <= drive.usable_bytes <= drive.requested_bytes
     assert drive.requested_bytes <= 0.85 * samples.disk().free_bytes
     for limit in plan.limits:
-        assert limit.ok or limit.name in ("GPU memory", "/dev/shm")
+        assert limit.ok or limit.name in ("GPU memory", "GPU time", "/dev/shm")
     for text in plan.config.values():
         for size in re.findall(r"= (\d+) B .* of host", text):
             assert int(size) <= side.requested_bytes
@@ -312,6 +313,14 @@ def test_weights_that_do_not_fit_break_a_limit_and_the_plan_still_comes_out() ->
     assert "gpu-does-not-fit" in [finding.code for finding in plan.findings]
 
 
+def test_more_prompts_than_a_replica_can_compute_break_a_limit() -> None:
+    plan = planned(Policy(growth=12.0, active_percentile="p50"), gpu=replace(H100, memory_bytes=120 * GiB))
+    limit = limit_of(plan, "GPU time")
+    assert limit.needed > 1
+    assert not limit.ok
+    assert f"at least {math.ceil(limit.needed)} are needed" in limit.why
+
+
 def test_gpu_budget_is_the_stated_subtraction() -> None:
     """0.92 x 81,559 MiB less weights, 4 GiB and 96,000 tokens in 9 requests, in whole blocks but for the null block."""
     budget = planned().budgets.gpu
@@ -321,6 +330,25 @@ def test_gpu_budget_is_the_stated_subtraction() -> None:
     assert budget.bytes == blocks * 16 * 131_072
     assert budget.tokens == blocks * 16
     assert {item.name: item.bytes for item in budget.items}["active requests"] == active
+
+
+def test_a_stated_cache_size_and_fraction_of_the_estimate_are_kept() -> None:
+    memory = GpuMemory(
+        gpu="stated",
+        total_bytes=None,
+        usable_bytes=None,
+        weights_bytes=None,
+        overhead_bytes=None,
+        kv_bytes=20 * GiB,
+        kv_tokens=0,
+    )
+    budget = planned(estimate=estimate_with(memory=memory)).budgets.gpu
+    assert budget.limit_bytes == 20 * GiB
+    assert {item.name for item in budget.items} == {"active requests", "reusable blocks", "less than a block"}
+    half = replace(memory, total_bytes=80 * GiB, usable_bytes=40 * GiB, overhead_bytes=3 * GiB)
+    budget = planned(estimate=estimate_with(memory=half)).budgets.gpu
+    assert budget.limit_bytes == math.ceil(81_559 * 2**20 * 0.5)
+    assert {item.name: item.bytes for item in budget.items}["engine overhead"] == 3 * GiB
 
 
 def test_budgets_hits_are_exact_points_at_or_below() -> None:
@@ -607,8 +635,8 @@ def test_shared_memory_too_small_is_named_with_its_remedy() -> None:
     host = replace(document.data.host, shm_free_bytes=64 * 2**20)
     plan = planned(probe=replace(document, data=replace(document.data, host=host)))
     limit = limit_of(plan, "/dev/shm")
-    assert not limit.ok  # type: ignore[attr-defined]
-    assert "--shm-size" in limit.why  # type: ignore[attr-defined]
+    assert not limit.ok
+    assert "--shm-size" in limit.why
 
 
 def test_break_even_rows_stop_at_the_models_context() -> None:

@@ -109,6 +109,7 @@ def gpu_budget(facts: Facts, room: GpuRoom, outcome: Outcome) -> Budget:
         items=tuple(
             BudgetItem(name=name, bytes=size * gpus, provenance=provenance, why=why)
             for name, size, provenance, why in rows
+            if size or name == "reusable blocks"
         ),
     )
 

@@ -84,13 +84,13 @@ def _model(facts: Facts) -> Iterator[Evidence]:
 
 def _machine(facts: Facts) -> Iterator[Evidence]:
     yield evidence_of(f"memory of {facts.gpu_name}", show_bytes(facts.gpu_total.value), facts.gpu_total)
-    chosen = facts.policy.gpu_memory_utilization
+    default = facts.utilization == facts.profile.utilization
     yield Evidence(
         what="GPU memory utilization",
         value=f"{facts.utilization:g}",
-        provenance="default" if chosen is None else "configured",
-        source=f"default of {facts.profile.name} {facts.profile.version}" if chosen is None else "policy",
-        date=facts.profile.date if chosen is None else None,
+        provenance="default" if default else "configured",
+        source=f"default of {facts.profile.name} {facts.profile.version}" if default else "policy or estimate",
+        date=facts.profile.date if default else None,
     )
     if facts.host_memory:
         yield evidence_of("usable host memory", show_bytes(facts.host_memory.value), facts.host_memory)

@@ -108,7 +108,7 @@ def gather(
         gpu_total=_gpu_total(data, device, gpu, probe, estimate.created),
         weights=_weights(data, estimate.created),
         overhead=_overhead(data, rules, estimate.created),
-        utilization=rules.utilization if policy.gpu_memory_utilization is None else policy.gpu_memory_utilization,
+        utilization=_utilization(data, rules, policy),
         bytes_per_token_per_gpu=per_gpu,
         demand=demand(workload.data, policy.growth, replicas),
         prefill=prefill,
@@ -121,7 +121,7 @@ def gather(
             "probe": probe.created if probe else None,
             "gpu": gpu.date if gpu else None,
         },
-        findings=(*findings, *more, *flagged, *_assumptions(data, policy, replicas)),
+        findings=(*findings, *more, *flagged, *_assumptions(data, policy, replicas), *_unbounded(host, policy)),
     )
 
 
@@ -167,6 +167,9 @@ def _device(probe: Probe | None, gpu: GpuSpec | None) -> tuple[GpuDevice | None,
 def _gpu_total(
     estimate: Estimate, device: GpuDevice | None, gpu: GpuSpec | None, probe: Document[Probe] | None, created: str
 ) -> Known:
+    if _kv_stated(estimate) and estimate.memory:
+        source = "--kv-memory of the estimate: what is left after weights and overhead"
+        return Known(value=estimate.memory.kv_bytes, provenance="configured", source=source, date=created)
     if device:
         return Known(
             value=device.total_bytes,
@@ -181,7 +184,28 @@ def _gpu_total(
     raise KvplanError("no GPU memory is known: give --gpu NAME, or a probe of a host with a GPU")
 
 
+def _kv_stated(estimate: Estimate) -> bool:
+    """Whether the estimate was made for a stated cache size, so that weights and overhead are already outside."""
+    return estimate.memory is not None and estimate.memory.total_bytes is None
+
+
+def _utilization(estimate: Estimate, rules: Profile, policy: Policy) -> float:
+    """The engine's memory fraction: the policy's, else the one the estimate was made with, else its default."""
+    if _kv_stated(estimate):
+        return 1.0
+    if policy.gpu_memory_utilization is not None:
+        return policy.gpu_memory_utilization
+    memory = estimate.memory
+    if estimate.engine == "none" or rules.fraction_of != "total" or memory is None:
+        return rules.utilization
+    if not memory.total_bytes or not memory.usable_bytes:
+        return rules.utilization
+    return min(1.0, round(memory.usable_bytes / memory.total_bytes, 6))
+
+
 def _weights(estimate: Estimate, created: str) -> Known:
+    if _kv_stated(estimate):
+        return Known(value=0, provenance="configured", source="outside the cache size stated", date=created)
     if estimate.weights is None:
         raise KvplanError(
             f"the weights of {estimate.model.id} are unknown, so what they leave for the cache is too: make the "
@@ -193,6 +217,8 @@ def _weights(estimate: Estimate, created: str) -> Known:
 
 def _overhead(estimate: Estimate, rules: Profile, created: str) -> Known:
     memory = estimate.memory
+    if _kv_stated(estimate):
+        return Known(value=0, provenance="configured", source="outside the cache size stated", date=created)
     if memory and memory.overhead_bytes is not None:
         source = memory.overhead_source or "the estimate"
         return Known(value=memory.overhead_bytes, provenance=memory.overhead_provenance, source=source, date=created)
@@ -275,6 +301,13 @@ def _assumptions(estimate: Estimate, policy: Policy, replicas: int) -> list[Find
         )
         findings.append(Finding(severity="info", code="windowed-layers", text=text))
     return findings
+
+
+def _unbounded(probe: Probe | None, policy: Policy) -> list[Finding]:
+    if probe or policy.host_memory_bytes is not None:
+        return []
+    text = "no host memory is known, so no size is checked against one: give a probe of the host, or --host-memory"
+    return [Finding(severity="warning", code="host-unknown", text=text)]
 
 
 def evidence_of(what: str, value: str, known: Known) -> Evidence:

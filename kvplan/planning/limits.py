@@ -21,6 +21,7 @@ def limits(
     """Every limit that was checked; one that is not `ok` makes the plan's exit code 3."""
     return (
         *_gpu(facts, gpu),
+        _prefill(facts, outcome),
         *_host(facts, host, tiers[0], outcome.host),
         *_disk(facts, tiers[1], outcome.disk),
         *_link(facts, tiers[0], outcome.host),
@@ -41,6 +42,24 @@ def _gpu(facts: Facts, room: GpuRoom) -> Iterator[Limit]:
             f"{show_bytes(room.active)} a GPU, of {facts.utilization:g} x {show_bytes(facts.gpu_total.value)}"
         ),
         provenance=facts.gpu_total.provenance,
+    )
+
+
+def _prefill(facts: Facts, outcome: Outcome) -> Limit:
+    """Whether one replica can compute its share of the log's prompts at all, with the tiers recommended."""
+    busy = max(0.0, outcome.busy_s - outcome.net_s) / 3600
+    why = "prefill of one replica's share of the log with the tiers recommended; decoding is not counted"
+    if busy > 1:
+        least = math.ceil(facts.replicas * busy)
+        why = f"the log's prompts are more than {facts.replicas} replica(s) can compute: at least {least} are needed"
+    return Limit(
+        name="GPU time",
+        limit=1.0,
+        needed=busy,
+        unit="ratio",
+        ok=busy <= 1,
+        why=why,
+        provenance=facts.prefill.provenance,
     )
 
 
