@@ -23,7 +23,10 @@ Ints: TypeAlias = NDArray[np.int64]
 _BATCH = 8192
 _NO_LIMIT = 2**62
 _Length = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-_Columns: TypeAlias = tuple[Ints, Ints, Ints, Ints, NDArray[np.float64]]  # input, output, ids a row, ids, time
+_Taken: TypeAlias = tuple[int, Any, str | None]  # line number, row, tenant
+_Columns: TypeAlias = tuple[
+    Ints, Ints, Ints, Ints, Ints, NDArray[np.float64]
+]  # line, input, output, ids a row, ids, time
 
 
 def detect(row: dict[str, Any]) -> bool:
@@ -36,30 +39,23 @@ def read(lines: Lines, options: Options) -> Rows:
     path = options.tenant_by.split(".") if options.tenant_by else []
     decode = msgspec.json.Decoder(_row_type(path[:1])).decode
     parts: list[_Columns] = []
-    batch: list[Any] = []
-    numbers: list[int] = []
+    batch: list[_Taken] = []
     tenants: list[str | None] = []
     for number, text in lines:
         try:
             row = decode(text)
             tenant = label(field_at(row.tenant, path[1:]), ".".join(path)) if path else None
-            if max(row.hash_ids, default=0) >= 2**64 or min(row.hash_ids, default=0) < 0:
-                raise ValueError("a hash id is negative or does not fit 64 bits")
         except (ValueError, RecursionError) as error:
             lines.bad(number, malformed(error))
             continue
-        numbers.append(number)
-        batch.append(row)
-        if path:
-            tenants.append(tenant)
+        batch.append((number, row, tenant))
         if len(batch) == _BATCH:
-            parts.append(_columns(batch))
+            parts.append(_columns(lines, batch, tenants))
             batch.clear()
-    if not numbers:
+    parts.append(_columns(lines, batch, tenants))
+    line, input_tokens, output_tokens, count, keys, time_s = (np.concatenate(part) for part in zip(*parts, strict=True))
+    if not line.size:
         raise KvplanError(f"{lines.name}: no requests in it")
-    parts.append(_columns(batch))
-    input_tokens, output_tokens, count, keys, time_s = (np.concatenate(column) for column in zip(*parts, strict=True))
-    line = np.array(numbers, np.int64)
     keep, block_tokens, finding = _block_tokens(lines, line, input_tokens, count, options.block_tokens)
     return Rows(
         block_tokens=block_tokens,
@@ -69,8 +65,8 @@ def read(lines: Lines, options: Options) -> Rows:
         output_tokens=output_tokens[keep],
         duration_s=np.full(int(keep.sum()), np.nan),
         count=count[keep],
-        keys=keys[np.repeat(keep, count)],
-        tenant=[tenant for tenant, kept in zip(tenants, keep, strict=False) if kept],
+        keys=keys if keep.all() else keys[np.repeat(keep, count)],
+        tenant=[tenant for tenant, kept in zip(tenants, keep, strict=True) if kept] if path else (),
         findings=(finding,),
     )
 
@@ -89,10 +85,20 @@ def _row_type(tenant_key: list[str]) -> Any:
     return msgspec.defstruct("Row", [*fields, ("tenant", Any, None)], rename={"tenant": tenant_key[0]}, gc=False)
 
 
-def _columns(rows: list[Any]) -> _Columns:
-    count = np.fromiter((len(row.hash_ids) for row in rows), np.int64, len(rows))
-    ids = np.fromiter(chain.from_iterable(row.hash_ids for row in rows), np.uint64, int(count.sum()))
+def _columns(lines: Lines, batch: list[_Taken], tenants: list[str | None]) -> _Columns:
+    """A batch as arrays, its tenants put to the others. Ids are checked here: one test for all is quicker."""
+    try:
+        rows = [row for _, row, _ in batch]
+        count = np.fromiter((len(row.hash_ids) for row in rows), np.int64, len(rows))
+        ids = np.fromiter(chain.from_iterable(row.hash_ids for row in rows), np.uint64, int(count.sum()))
+    except OverflowError:
+        bad = [number for number, row, _ in batch if not all(0 <= key < 2**64 for key in row.hash_ids)]
+        for number in bad:
+            lines.bad(number, "a hash id is negative or does not fit 64 bits")
+        return _columns(lines, [taken for taken in batch if taken[0] not in bad], tenants)
+    tenants.extend(tenant for _, _, tenant in batch)
     return (
+        np.fromiter((number for number, _, _ in batch), np.int64, len(rows)),
         np.fromiter((row.input_length for row in rows), np.int64, len(rows)),
         np.fromiter((row.output_length for row in rows), np.int64, len(rows)),
         count,
