@@ -245,7 +245,8 @@ def _ids(requests: Requests) -> NDArray[Any]:
 def covered_tokens(requests: Requests) -> Ints:
     """By request: input tokens that lie in its blocks, int64 (requests,). A tail without a block is left out."""
     counts = np.diff(_ints(requests.offsets))
-    return np.minimum(_ints(requests.input_tokens), counts * requests.block_tokens)
+    covered: Ints = np.minimum(_ints(requests.input_tokens), counts * requests.block_tokens)
+    return covered
 
 
 def unique_blocks(requests: Requests) -> int:
@@ -267,7 +268,8 @@ def run_tokens(runs: Runs, requests: Requests) -> Ints:
     """Tokens of each run, int64 (runs,): full blocks, and the remainder where a run ends in a partial last block."""
     covered = covered_tokens(requests)[runs.request]
     first = runs.depth * requests.block_tokens
-    return np.minimum(first + runs.length * requests.block_tokens, covered) - first
+    tokens: Ints = np.minimum(first + runs.length * requests.block_tokens, covered) - first
+    return tokens
 
 
 def hit_depths(runs: Runs, requests: Requests) -> Ints:
