@@ -206,10 +206,9 @@ def _hover(series: Series, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) ->
 
 
 def _histogram(bins: Bins, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) -> Any:
-    floor = scales.domain([low for low, _, _ in bins.bins], plot.x)[0]
     rows = [
         {
-            "x": max(low, floor),
+            "x": start,
             "x2": high,
             "y": value,
             "y2": 0,
@@ -217,7 +216,7 @@ def _histogram(bins: Bins, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) ->
             "at": f"{scales.brief(low, plot.x.unit)} to {scales.brief(high, plot.x.unit)}",
             "value": scales.show(value, plot.y.unit),
         }
-        for low, high, value in bins.bins
+        for (low, _, _), (start, high, value) in zip(bins.bins, scales.drawn(bins, plot.x), strict=True)
     ]
     marks = alt.Chart(_values(rows)).mark_rect(opacity=0.85, xOffset=0.5, x2Offset=-0.5)
     return marks.encode(x, y, colour, x2=alt.X2("x2:Q"), y2=alt.Y2("y2:Q"), tooltip=_tooltip(plot))

@@ -154,6 +154,11 @@ def visible(points: Iterable[tuple[float, float]], plot: Plot) -> list[tuple[flo
     ]
 
 
+def drawn(bins: Bins, axis: Axis) -> list[tuple[float, float, float]]:
+    """The bins as an axis can show them: on a logarithmic one, a bin from zero begins at a quarter of its end."""
+    return [(high / 4 if axis.log and low <= 0 else low, high, value) for low, high, value in bins.bins]
+
+
 def domains(plot: Plot) -> tuple[tuple[float, float], tuple[float, float]]:
     """What the two axes of a plot span: all its series, bins and rules."""
     low, high = domain(_ys(plot.series, plot.bins, plot), plot.y)
@@ -165,7 +170,7 @@ def domains(plot: Plot) -> tuple[tuple[float, float], tuple[float, float]]:
 
 def _xs(series: Iterable[Series], bins: Iterable[Bins], plot: Plot) -> list[float]:
     lines = [x for one in series for x, _ in one.points]
-    boxes = [edge for one in bins for low, high, _ in one.bins for edge in (low, high)]
+    boxes = [edge for one in bins for low, high, _ in drawn(one, plot.x) for edge in (low, high)]
     return lines + boxes + [rule.value for rule in plot.rules if rule.axis == "x"]
 
 

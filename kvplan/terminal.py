@@ -81,6 +81,20 @@ def print_page(page: Page, console: Console, full: bool = False) -> None:
             printer.section(section)
 
 
+def _fit(spans: list[tuple[int, int]], width: int) -> list[int] | None:
+    """Widths for columns of (least, full) width, what is left over given to those that want it; None if too wide."""
+    widths = [least for least, _ in spans]
+    left = width - sum(widths) - 3 * len(widths) + 1  # a blank on each side of a column, one between, none at the ends
+    if left < 0:
+        return None
+    wants = sorted((full - least, index) for index, (least, full) in enumerate(spans))
+    for position, (want, index) in enumerate(wants):  # the modest first, so that what they leave goes to the others
+        more = min(want, left // (len(wants) - position))
+        widths[index] += more
+        left -= more
+    return widths
+
+
 class _Printer:
     """Knows the console: how wide it is, and whether it can show more than ASCII."""
 
@@ -161,39 +175,46 @@ class _Printer:
         titled: list[RenderableType] = [Styled(self.say(table.title), style="italic")] if table.title else []
         shown = [i for i, column in enumerate(table.columns) if self.full or not column.detail]
         used = [i for i in shown if any(row.cells[i] for row in rows)]
-        widths = [self._least(table.columns[i], [row.cells[i] for row in rows]) for i in used]
-        if sum(widths) + 3 * len(widths) <= self.console.width:
+        columns = [(table.columns[i], [row.cells[i] for row in rows]) for i in used]
+        widths = _fit([self._span(column, cells) for column, cells in columns], self.console.width)
+        if widths is not None:
             return [*titled, self._upright(table, rows, used, widths)]
-        turned = [max(max(self._least(table.columns[i], [row.cells[i]]) for i in used), 8) for row in rows]
-        names = max(cell_len(self.say(column.title)) for column in table.columns)
-        if names + sum(turned) + 3 * (1 + len(turned)) <= self.console.width:
-            return [*titled, self._turned(table, rows, used)]
+        names = max(cell_len(self.say(table.columns[i].title)) for i in used)
+        spans = [[self._span(table.columns[i], [row.cells[i]]) for i in used] for row in rows]
+        turned = [(max(low for low, _ in span), max(high for _, high in span)) for span in spans]
+        widths = _fit([(names, names), *turned], self.console.width)
+        if widths is not None:
+            return [*titled, self._turned(table, rows, used, widths)]
         return [*titled, *self._stanzas(table, rows, used)]
 
-    def _least(self, column: Column, cells: list[str]) -> int:
-        """The narrowest a column reads well at: numbers whole, words not below a small measure."""
+    def _span(self, column: Column, cells: list[str]) -> tuple[int, int]:
+        """The narrowest a column reads well at (numbers whole, words not below a small measure), and its full width."""
         longest = max(cell_len(self.say(cell)) for cell in cells)
-        title = max((cell_len(word) for word in self.say(column.title).split()), default=0)
-        return max(title, longest if column.kind in ("number", "provenance") else min(longest, _LEAST_WORDS))
+        title = self.say(column.title)
+        word = max((cell_len(word) for word in title.split()), default=0)
+        least = longest if column.kind in ("number", "provenance") else min(longest, _LEAST_WORDS)
+        return max(word, least), max(cell_len(title), longest)
 
     def _upright(self, table: Table, rows: tuple[Row, ...], used: list[int], widths: list[int]) -> Grid:
         grid = Grid(box=SIMPLE_HEAD, pad_edge=False, show_header=any(column.title for column in table.columns))
         for index, width in zip(used, widths, strict=True):
             column = table.columns[index]
             side: Literal["left", "right"] = "right" if column.kind == "number" else "left"
-            grid.add_column(self.plain(column.title), justify=side, overflow="fold", min_width=width)
+            grid.add_column(self.plain(column.title), justify=side, overflow="fold", width=width)
         for row in rows:
             cells = [self._cell(row.cells[index], table.columns[index].kind) for index in used]
             grid.add_row(*cells, style=_ROWS[row.tone] or ("bold" if row.strong else None))
         return grid
 
-    def _turned(self, table: Table, rows: tuple[Row, ...], used: list[int]) -> Grid:
+    def _turned(self, table: Table, rows: tuple[Row, ...], used: list[int], widths: list[int]) -> Grid:
         """Columns as lines, for a table that is wide and not long."""
         grid = Grid(box=SIMPLE_HEAD, pad_edge=False)
-        grid.add_column(self.plain(table.columns[used[0]].title), style="bright_black", overflow="fold")
-        for row in rows:
+        grid.add_column(
+            self.plain(table.columns[used[0]].title), style="bright_black", overflow="fold", width=widths[0]
+        )
+        for row, width in zip(rows, widths[1:], strict=True):
             style = _ROWS[row.tone] or ("bold" if row.strong else "")
-            grid.add_column(self.plain(row.cells[used[0]]), overflow="fold", style=style)
+            grid.add_column(self.plain(row.cells[used[0]]), overflow="fold", style=style, width=width)
         for index in used[1:]:
             column = table.columns[index]
             grid.add_row(self.plain(column.title), *(self._cell(row.cells[index], column.kind) for row in rows))

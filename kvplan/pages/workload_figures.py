@@ -78,9 +78,8 @@ def intervals(workload: Workload, rules: tuple[Rule, ...] = ()) -> tuple[Figure,
     ladder = workload.reuse_intervals
     if not ladder or not ladder[-1].tokens:
         return ()
-    edges = [(0.0, 0), *((one.at_most_s, one.tokens) for one in ladder)]
-    shortest = min(one.at_most_s for one in ladder if one.at_most_s > 0) / 4
-    bins = tuple((max(low, shortest), high, float(after - before)) for (low, before), (high, after) in pairwise(edges))
+    edges = [(0.0, 0), *((one.at_most_s, one.tokens) for one in ladder if one.at_most_s > 0)]
+    bins = tuple((low, high, float(after - before)) for (low, before), (high, after) in pairwise(edges))
     total = ladder[-1].tokens
     half, most = (show_duration(_reaching(ladder, share * total)) for share in (0.5, 0.9))
     reading = f"Half of all reuse comes within {half} of the last use, nine tenths within {most}."

@@ -1,0 +1,208 @@
+"""Chart descriptions become correct axes, valid Vega-Lite, colours that follow the page, and plots of characters."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+from xml.etree import ElementTree
+
+import altair as alt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan import charts, plot, scales
+from kvplan.page import Axis, Bins, Chart, Part, Plot, Rule, Series, Stack, Swing, Tornado, Unit
+
+UNITS: tuple[Unit, ...] = ("bytes", "bytes_per_s", "tokens", "length", "s", "ratio", "count", "per_s")
+CURVE = Plot(
+    x=Axis(title="capacity", unit="tokens", log=True),
+    y=Axis(title="hits", unit="ratio"),
+    series=(Series(name="LRU", points=((0.0, 0.0), (1e3, 0.1), (1e4, 0.3), (1e5, 0.35))),),
+    rules=(Rule(axis="x", value=2e4, label='the "GPU" \\ end', role="gpu"), Rule(axis="y", value=0.4, label="ceiling")),
+)
+BARS = Plot(
+    x=Axis(title="time", unit="s", log=True),
+    y=Axis(title="tokens", unit="tokens"),
+    bins=(Bins(name="reused", bins=((0.0, 1.0, 5e4), (1.0, 10.0, 2e5), (10.0, 60.0, 1e4))),),
+    rules=(Rule(axis="x", value=20.0, label="fills", role="host"),),
+)
+BAR = Stack(
+    title="GPU",
+    unit="bytes",
+    parts=(Part(name="weights", value=16e9, role="fourth"), Part(name="KV cache", value=40e9, role="main")),
+    limit=64e9,
+)
+SWINGS = Tornado(
+    title="saved",
+    unit="s",
+    base=80.0,
+    swings=(
+        Swing(name="demand", low=60.0, high=100.0, low_label="-25 %", high_label="+25 %"),
+        Swing(name="bytes a token takes in host memory", low=80.0, high=70.0, low_label="x 1", high_label="x 1.5"),
+    ),
+)
+CHARTS: dict[str, Chart] = {"curve": CURVE, "bars": BARS, "stack": BAR, "tornado": SWINGS}
+
+
+def values(spec: Any) -> Iterator[dict[str, Any]]:
+    """Every datum anywhere in a spec."""
+    if isinstance(spec, dict):
+        data = spec.get("data")
+        if isinstance(data, dict) and isinstance(data.get("values"), list):
+            yield from data["values"]
+        yield from itertools.chain.from_iterable(values(part) for key, part in spec.items() if key != "data")
+    elif isinstance(spec, list):
+        yield from itertools.chain.from_iterable(values(part) for part in spec)
+
+
+# --------------------------------------------------------------------------------------------------- scales
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("log", [False, True])
+@given(low=st.floats(1e-6, 1e15), reach=st.floats(1.01, 1e9))
+def test_ticks_lie_on_the_axis_in_order_and_read_differently(unit: Unit, log: bool, low: float, reach: float) -> None:
+    if unit in ("count", "length", "tokens"):
+        low = max(1.0, low)
+    span = (low, low * reach) if log else (0.0, low * reach)
+    marks = scales.ticks(span, Axis(title="", unit=unit, log=log))
+    places = [value for value, _ in marks]
+    assert all(span[0] * (1 - 1e-9) <= value <= span[1] * (1 + 1e-9) for value in places)
+    assert places == sorted(set(places))
+    assert len(marks) <= 11
+    if unit in ("length", "tokens", "count") or (unit == "bytes" and low >= 1024):
+        labels = [text for _, text in marks]
+        assert len(set(labels)) == len(labels), labels
+
+
+def test_ticks_are_round_in_the_unit_that_is_printed() -> None:
+    axes = {
+        ("bytes", True, 1e9, 1e12): ["1 GiB", "4 GiB", "16 GiB", "64 GiB", "256 GiB"],
+        ("bytes", False, 0.0, 80 * 2.0**30): ["0", "20 GiB", "40 GiB", "60 GiB", "80 GiB"],
+        ("ratio", False, 0.0, 0.41): ["0", "10 %", "20 %", "30 %", "40 %"],
+        ("s", False, 0.0, 3600.0): ["0", "20 min", "40 min", "60 min"],
+        ("s", True, 1.0, 604800.0): ["1 s", "1 min", "1 h", "1 d"],
+        ("length", True, 512.0, 131072.0): ["1k", "4k", "16k", "64k"],
+        ("bytes_per_s", False, 0.0, 54e9): ["0", "10 GB/s", "20 GB/s", "30 GB/s", "40 GB/s", "50 GB/s"],
+    }
+    for (unit, log, low, high), wanted in axes.items():
+        axis = Axis(title="", unit=unit, log=log)  # type: ignore[arg-type]
+        assert [text for _, text in scales.ticks((low, high), axis)] == wanted
+
+
+def test_a_logarithmic_axis_leaves_out_what_is_not_above_zero() -> None:
+    assert scales.visible(CURVE.series[0].points, CURVE) == [(1e3, 0.1), (1e4, 0.3), (1e5, 0.35)]
+    (low, high), (bottom, top) = scales.domains(CURVE)
+    assert (low, high) == (1e3, 1e5)
+    assert bottom == 0
+    assert top >= 0.4
+
+
+NUMBERS = st.floats(-1e300, 1e300) | st.sampled_from([math.nan, math.inf, -math.inf])
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=8), st.booleans(), st.booleans())
+def test_any_numbers_make_an_axis(points: list[tuple[float, float]], log_x: bool, log_y: bool) -> None:
+    drawn = Plot(
+        x=Axis(title="x", unit="count", log=log_x),
+        y=Axis(title="y", unit="count", log=log_y),
+        series=(Series(name="s", points=tuple(points)),),
+    )
+    for low, high in scales.domains(drawn):
+        assert math.isfinite(low)
+        assert math.isfinite(high)
+        assert low < high or low == high == 0
+
+
+# ----------------------------------------------------------------------------------------------------- specs
+
+
+@pytest.mark.parametrize("name", CHARTS)
+@pytest.mark.parametrize("palette", [charts.PRINT, charts.SCREEN], ids=["print", "screen"])
+def test_specs_are_valid_vega_lite(name: str, palette: charts.Palette) -> None:
+    spec = charts.spec(CHARTS[name], palette)
+    alt.Chart.from_dict(json.loads(json.dumps(spec)), validate=True)
+    assert spec["$schema"].endswith(f"/v{charts.VEGA_LITE}.1.json") or f"/v{charts.VEGA_LITE}." in spec["$schema"]
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_pictures_are_well_formed_and_coloured_for_where_they_stand(name: str) -> None:
+    alone, inside = charts.svg(CHARTS[name], charts.PRINT), charts.svg(CHARTS[name], charts.SCREEN)
+    ElementTree.fromstring(alone)
+    ElementTree.fromstring(inside)
+    assert "var(" not in alone
+    colours = set(re.findall(r'(?:fill|stroke)="([^"]+)"', inside)) - {"none", "transparent"}
+    assert colours
+    assert all(colour.startswith("var(--") for colour in colours), colours
+
+
+@pytest.mark.parametrize("name", CHARTS)
+def test_a_spec_holds_its_data_and_asks_for_none(name: str) -> None:
+    text = json.dumps({k: v for k, v in charts.spec(CHARTS[name], charts.SCREEN).items() if k != "$schema"})
+    assert '"url"' not in text
+    assert "http" not in text
+
+
+def test_the_numbers_drawn_are_the_numbers_given() -> None:
+    drawn = {(one["x"], one["y"]) for one in values(charts.spec(CURVE, charts.SCREEN)) if one.get("name") == "LRU"}
+    assert drawn == {(1e3, 0.1), (1e4, 0.3), (1e5, 0.35)}
+    parts = [one for one in values(charts.spec(BAR, charts.SCREEN)) if "x2" in one]
+    assert [(one["x"], one["x2"]) for one in parts] == [(0.0, 16e9), (16e9, 56e9)]
+    ends = {(one["low"], one["x2"]) for one in values(charts.spec(SWINGS, charts.SCREEN)) if "low" in one}
+    assert ends == {("down", 60.0), ("up", 100.0), ("down", 80.0), ("up", 70.0)}
+    bins = [one for one in values(charts.spec(BARS, charts.SCREEN)) if "y2" in one]
+    assert [one["y"] for one in bins] == [5e4, 2e5, 1e4]
+    assert all(0 < one["x"] < one["x2"] for one in bins), "a bin from zero still shows on a logarithmic axis"
+
+
+def test_names_with_quotes_are_drawn_as_they_are() -> None:
+    words = "".join(ElementTree.fromstring(charts.svg(CURVE, charts.PRINT)).itertext())
+    assert 'the "GPU" \\ end' in words
+
+
+# --------------------------------------------------------------------------------------------- characters
+
+
+def lines(drawn: Plot, width: int = 80, height: int = 12, ascii: bool = False) -> list[str]:
+    return ["".join(character for character, _ in row) for row in plot.draw(drawn, width, height, ascii)]
+
+
+@pytest.mark.parametrize("ascii", [False, True])
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_plot_of_characters_keeps_its_width(width: int, ascii: bool) -> None:
+    text = lines(CURVE, width, ascii=ascii)
+    assert len(text) == 12 + 3
+    assert max(map(len, text)) <= width + 12
+    assert all(len(line) <= width for line in text[:12])
+    assert "100 k" in text[-2]
+    assert text[-1].strip() == "capacity"
+    if ascii:
+        assert "".join(text).isascii()
+
+
+def test_a_rising_curve_rises() -> None:
+    steep = Plot(
+        x=Axis(title="x", unit="count"),
+        y=Axis(title="y", unit="count"),
+        series=(Series(name="s", points=tuple((float(n), float(n)) for n in range(21))),),
+    )
+    rows = lines(steep, 70, 20, ascii=True)[:20]
+    body = [row.partition("|")[2] for row in rows]
+    starts = [row.index("*") for row in body if "*" in row]
+    assert len(starts) >= 18
+    assert starts == sorted(starts, reverse=True)
+
+
+@pytest.mark.parametrize("ascii", [False, True])
+def test_a_bar_of_characters_is_in_proportion(ascii: bool) -> None:
+    cells = plot.bar(BAR, 64, ascii)
+    assert len(cells) == 64
+    assert sum(role == "fourth" for _, role in cells) == 16
+    assert sum(role == "main" for _, role in cells) == 40
+    over = Stack(title="", unit="bytes", parts=(Part(name="a", value=2.0, role="main"),), limit=1.0)
+    assert plot.bar(over, 10, ascii)[5][1] == "danger", "the limit is marked where the bar exceeds it"
