@@ -142,12 +142,12 @@ def _alternatives(made: _Result) -> tuple[Alternative, ...]:
     )
     found = [nothing, _alternative("recommended", outcome.host, outcome.disk, made, why)]
     tier, sizes = (case.host, outcome.host_options) if case.host else (case.disk, outcome.disk_options)
-    if tier is not None and sizes:
-        bend = knee(sizes)
-        if bend:
-            found.append(_one_tier("knee", tier, bend, made, "where each further byte begins to bring less"))
-        found.append(_one_tier("largest", tier, sizes[-1], made, "the largest size that was considered"))
-    return tuple(found)
+    if tier is None or not sizes:
+        return (*found, _alternative("largest", None, None, made, no_tier(made.facts, case, outcome)))
+    bend = knee(sizes)
+    if bend:
+        found.append(_one_tier("knee", tier, bend, made, "where each further byte begins to bring less"))
+    return (*found, _one_tier("largest", tier, sizes[-1], made, "the largest size that was considered"))
 
 
 def _one_tier(name: Literal["knee", "largest"], tier: Tier, option: Option, made: _Result, why: str) -> Alternative:

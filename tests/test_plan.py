@@ -293,7 +293,7 @@ def test_every_byte_is_accounted_and_no_limit_exceeded(
     assert side.bytes <= side.usable_bytes <= side.requested_bytes
     if side.requested_bytes:
         assert sum(item.bytes for item in side.items) == side.limit_bytes
-        assert side.limit_bytes == min(host * GiB, 488 * GiB) // replicas
+        assert side.limit_bytes == (host if host > 512 else min(host, 488)) * GiB // replicas
     drive = plan.budgets.disk
     assert drive.bytes <= drive.usable_bytes <= drive.requested_bytes
     assert drive.requested_bytes <= 0.85 * samples.disk().free_bytes
@@ -487,6 +487,10 @@ def test_at_least_three_alternatives_and_nothing_among_them() -> None:
     assert names[:2] == ["nothing", "recommended"]
     assert names[-1] == "largest"
     assert planned().alternatives[0].net_s_per_hour == 0
+    cramped = planned(Policy(host_memory_bytes=4 * GiB))
+    assert [one.name for one in cramped.alternatives] == ["nothing", "recommended", "largest"]
+    assert "no size of host memory fits" in cramped.alternatives[-1].why
+    assert set(cramped.config) == {"vllm"}
 
 
 def test_recommended_is_the_smallest_within_the_tolerance() -> None:
@@ -552,6 +556,15 @@ def test_a_probe_of_another_gpu_lends_neither_memory_nor_link() -> None:
     evidence = {line.what: line for line in plan.evidence}
     assert evidence["memory of l4-24gb"].provenance == "published"
     assert evidence["host link"].provenance == "published"
+
+
+def test_more_memory_than_the_probed_host_has_means_another_host() -> None:
+    plan = planned(Policy(host_memory_bytes=2 * TiB))
+    assert plan.budgets.host.limit_bytes == 2 * TiB
+    assert "host-differs" in [finding.code for finding in plan.findings]
+    assert "/dev/shm" not in [limit.name for limit in plan.limits]
+    within = planned(Policy(host_memory_bytes=500 * GiB))
+    assert within.budgets.host.limit_bytes == 488 * GiB
 
 
 def test_flagged_cells_are_refused_unless_allowed() -> None:

@@ -27,8 +27,12 @@ class Given:
 
 
 def texts(engine: str, given: Given) -> dict[str, str]:
-    """Texts for an engine and for the offload layers that run in it. Sizes never exceed what was given."""
-    return {name: build(given) for name, build in _BUILDERS.get(engine, {}).items()}
+    """Texts for an engine and, where a tier is given, for the offload layers that run in it.
+
+    Sizes never exceed what was given.
+    """
+    tier = given.host_bytes or given.disk_bytes
+    return {name: build(given) for name, build in _BUILDERS.get(engine, {}).items() if tier or name == engine}
 
 
 def _vllm(given: Given) -> str:

@@ -12,6 +12,7 @@ from kvplan.documents import (
     Finding,
     GpuDevice,
     GpuSpec,
+    Host,
     Policy,
     Prefill,
     Probe,
@@ -23,6 +24,7 @@ from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand
 from kvplan.planning.links import Rates, disk_rates, host_rates
 from kvplan.planning.recompute import prefill_cost
+from kvplan.units import show_bytes
 
 SAME_GPU = 0.1
 
@@ -63,6 +65,7 @@ class Facts:
     prefill: Prefill
     host_link: Rates | None
     disk_link: Rates | None
+    machine: Host | None
     host_memory: Known | None
     dates: dict[str, str | None]
     findings: tuple[Finding, ...]
@@ -88,6 +91,7 @@ def gather(
     """Resolve every input. Raises KvplanError for what a plan cannot do without."""
     data, host = estimate.data, probe.data if probe else None
     rules = profile(data.engine if data.engine != "none" else policy.engine)
+    machine, differs = _machine(host, policy)
     device, findings = _device(host, gpu)
     per_gpu = _bytes_per_token(data)
     prefill, more = prefill_cost(data, host, gpu)
@@ -114,14 +118,22 @@ def gather(
         prefill=prefill,
         host_link=links[0],
         disk_link=links[1],
-        host_memory=_host_memory(host, policy, probe.created if probe else None),
+        machine=machine,
+        host_memory=_host_memory(machine, policy, probe.created if probe else None),
         dates={
             "estimate": estimate.created,
             "workload": workload.created,
             "probe": probe.created if probe else None,
             "gpu": gpu.date if gpu else None,
         },
-        findings=(*findings, *more, *flagged, *_assumptions(data, policy, replicas), *_unbounded(host, policy)),
+        findings=(
+            *findings,
+            *differs,
+            *more,
+            *flagged,
+            *_assumptions(data, policy, replicas),
+            *_unbounded(host, policy),
+        ),
     )
 
 
@@ -268,8 +280,22 @@ def _links(
     return (host, disk), findings
 
 
-def _host_memory(probe: Probe | None, policy: Policy, created: str | None) -> Known | None:
-    measured, configured = probe.host.usable_memory_bytes if probe else None, policy.host_memory_bytes
+def _machine(probe: Probe | None, policy: Policy) -> tuple[Host | None, list[Finding]]:
+    """The probed host where it can be the one that is planned for: it has the memory that the user states."""
+    if probe is None:
+        return None, []
+    stated, total = policy.host_memory_bytes, probe.host.memory_total_bytes
+    if stated is None or stated <= total:
+        return probe.host, []
+    text = (
+        f"--host-memory {show_bytes(stated)} is more than the {show_bytes(total)} of the probed host: the plan is for "
+        "another host, and the probe's memory, /dev/shm and memlock are not used"
+    )
+    return None, [Finding(severity="warning", code="host-differs", text=text)]
+
+
+def _host_memory(host: Host | None, policy: Policy, created: str | None) -> Known | None:
+    measured, configured = host.usable_memory_bytes if host else None, policy.host_memory_bytes
     if configured is not None and (measured is None or configured <= measured):
         return Known(value=configured, provenance="configured", source="--host-memory")
     if measured is None:

@@ -79,9 +79,9 @@ def _host(facts: Facts, room: HostRoom, tier: Tier | None, option: Option | None
             ),
             provenance=facts.host_memory.provenance,
         )
-    if facts.probe is None:
+    machine = facts.machine
+    if machine is None:
         return
-    machine = facts.probe.host
     if facts.profile.shm and machine.shm_free_bytes is not None:
         needed = (cost + SHM_SPARE) * facts.on_host if cost else 0
         yield Limit(
