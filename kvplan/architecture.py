@@ -6,7 +6,9 @@ same reading runs again. An architecture that is not known, or a map of layers t
 
 from __future__ import annotations
 
+import math
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +19,7 @@ from kvplan.families import BY_TYPE, NESTED, SILENT, Family
 from kvplan.modelconfig import NESTS, Config, Json, MissingKey
 
 MAX_LAYERS = 10_000
+MAX_ELEMENTS = 2**36  # per token, or per state tensor, of one layer
 
 # Keys that say a decoder is more than plain attention: an unknown model type with one of them set is refused.
 UNUSUAL = re.compile(
@@ -58,16 +61,16 @@ def read(root: Json, name: str) -> Facts:
     config = locate(root, name)
     family = BY_TYPE.get(config.model_type)
     if family is None:
-        return _read_unknown(config)
+        return _unknown(config)
     config = replace(config, defaults=family.defaults, names=family.names)
     try:
-        return _read(config, family)
+        return assemble(config, family)
     except MissingKey as missing:
         defaults = completed(root, config)
         if defaults is None:
             raise
         try:
-            return _read(replace(config, defaults={**family.defaults, **defaults}), family)
+            return assemble(replace(config, defaults={**family.defaults, **defaults}), family)
         except MissingKey:
             raise missing from None
 
@@ -78,13 +81,16 @@ def completed(root: Json, config: Config) -> Json | None:
     No code of a model's author is ever run. Raises KvplanError where the class itself refuses the config.
     """
     from transformers import CONFIG_MAPPING
+    from transformers.utils import logging
 
+    logging.set_verbosity_error()  # what it has to say of rotary settings does not touch the cache
     own = config.raw if config.model_type in CONFIG_MAPPING else root
     kind = own.get("model_type")
     if kind not in CONFIG_MAPPING:
         return None
     try:
-        whole: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(dict(own)).to_dict()
+        with warnings.catch_warnings(action="ignore"):
+            whole: dict[str, Any] = CONFIG_MAPPING[kind].from_dict(dict(own)).to_dict()
     except Exception as error:  # a foreign class may raise anything; its words are all there is to report
         line = " ".join(str(error).split())
         raise KvplanError(f"{config.where}: transformers refuses this config: {line[:300]}") from None
@@ -94,7 +100,7 @@ def completed(root: Json, config: Config) -> Json | None:
     return whole
 
 
-def _read_unknown(config: Config) -> Facts:
+def _unknown(config: Config) -> Facts:
     """A model type in no row: plain dense attention where nothing in the config speaks of anything else."""
     kind = config.model_type or "(none)"
     for key in ("num_hidden_layers", "num_attention_heads", "num_key_value_heads"):
@@ -107,7 +113,7 @@ def _read_unknown(config: Config) -> Facts:
             raise KvplanError(
                 f"{config.where}: unknown model type, and {key!r} says that not all its layers are plain attention"
             )
-    facts = _read(config.asking(), PLAIN_TYPE)
+    facts = assemble(config.asking(), PLAIN_TYPE)
     text = f"model type {kind} is not known to kvplan: read as plain attention in every layer, as its keys say"
     return replace(facts, findings=(Finding(severity="warning", code="unknown-model-type", text=text), *facts.findings))
 
@@ -133,7 +139,8 @@ def layer_count(config: Config) -> int:
     return stated
 
 
-def _read(config: Config, family: Family) -> Facts:
+def assemble(config: Config, family: Family) -> Facts:
+    """The layers of a config read by one family's row. Raises MissingKey for a key that nobody states."""
     config = config.asking()
     count = layer_count(config)
     types = tuple(family.pattern(config, count))
@@ -165,4 +172,7 @@ def _layer(config: Config, family: Family, kind: str, index: int, common: tuple[
     caches = builder(config.layer(index), index)
     if not caches:
         return Layer(note=SILENT["none"])
+    for cache in caches:
+        if max([cache.heads * (cache.k_dim + cache.v_dim), *(math.prod(t.shape) for t in cache.state)]) > MAX_ELEMENTS:
+            raise KvplanError(f"{config.where}: layer {index} would keep more than any model can have")
     return Layer(caches=tuple(replace(cache, keys=tuple(dict.fromkeys((*common, *cache.keys)))) for cache in caches))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvplan.documents import LayerCache, LayerKind, Recurrence, StateTensor
 from kvplan.errors import KvplanError
-from kvplan.modelconfig import Config, MissingKey
+from kvplan.modelconfig import Config, MissingKey, shown
 
 Caches = tuple[LayerCache, ...]
 
@@ -211,8 +211,8 @@ def _state_dtype(c: Config) -> str | None:
     stated = c.get("ssm_dtype")
     if stated is None or stated == "auto":
         return None
-    if stated not in STATE_DTYPES:
-        raise KvplanError(f"{c.where}: unknown state dtype {stated!r} (known: {', '.join(STATE_DTYPES)})")
+    if not isinstance(stated, str) or stated not in STATE_DTYPES:
+        raise KvplanError(f"{c.where}: unknown state dtype {shown(stated)} (known: {', '.join(STATE_DTYPES)})")
     return STATE_DTYPES[stated]
 
 

@@ -86,7 +86,7 @@ DENSE = (
         defaults={"num_key_value_heads": 8, "sliding_window": None},
     ),
     Family(types=("gemma",), defaults={"num_key_value_heads": 16, "head_dim": 256, "tie_word_embeddings": True}),
-    Family(types=("glm", "glm4", "ernie4_5"), defaults={"num_key_value_heads": 2, "head_dim": 128}),
+    Family(types=("glm", "glm4", "ernie4_5", "internlm3"), defaults={"num_key_value_heads": 2, "head_dim": 128}),
     Family(types=("glm4_moe", "glm4v_moe_text"), defaults={"num_key_value_heads": 8}),
     Family(types=("ernie4_5_moe",), defaults={"num_key_value_heads": 4}, weights=""),
     Family(
@@ -103,7 +103,7 @@ DENSE = (
     Family(
         types=("exaone",),
         names={"num_hidden_layers": ("num_layers", "num_hidden_layers")},
-        defaults=AS_HEADS,
+        defaults={"num_key_value_heads": 8},
         weights="",
     ),
     Family(
@@ -115,7 +115,7 @@ DENSE = (
     Family(types=("gpt_bigcode",), layers={"full_attention": caches.multi_query}, weights=""),
     # Decoders of their authors' own code, whose configs state every size that the cache depends on.
     Family(types=("mimo",), pattern=patterns.qwen_window, defaults={"head_dim": None}),
-    Family(types=("internlm2", "internlm3", "baichuan_m1"), defaults=AS_HEADS),
+    Family(types=("internlm2",)),
     Family(
         types=("nemotron-nas", "deci"),
         pattern=patterns.block_configs,
@@ -128,17 +128,17 @@ WINDOWED = (
     Family(
         types=_types("qwen2 qwen2_vl qwen2_vl_text qwen2_5_vl qwen2_5_vl_text qwen2_5_omni_text"),
         pattern=patterns.qwen_window,
-        defaults={"use_sliding_window": False, "max_window_layers": 28},
+        defaults={"use_sliding_window": False},
     ),
     Family(
         types=("qwen3", "qwen3_vl_text"),
         pattern=patterns.qwen_window,
-        defaults={"head_dim": 128, "use_sliding_window": False, "max_window_layers": 28},
+        defaults={"head_dim": 128, "use_sliding_window": False},
     ),
     Family(
         types=("qwen2_moe",),
         pattern=patterns.qwen_moe_window,
-        defaults={"num_key_value_heads": 16, "use_sliding_window": False, "max_window_layers": 28},
+        defaults={"num_key_value_heads": 16, "use_sliding_window": False},
     ),
     Family(
         types=("qwen3_moe", "qwen3_vl_moe_text", "qwen3_omni_moe_text"),
@@ -208,7 +208,7 @@ WINDOWED = (
     Family(
         types=("exaone4",),
         pattern=patterns.exaone_types,
-        defaults={**AS_HEADS, "sliding_window": 4096, "sliding_window_pattern": 4},
+        defaults={"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4},
     ),
     Family(
         types=("gpt_oss",),

@@ -14,6 +14,7 @@ from typing import Literal
 
 from kvplan import architecture, params, quantization, weights
 from kvplan.catalog import models as catalogued
+from kvplan.compute import compute
 from kvplan.documents import CatalogueModel, Finding, Model, ModelRef, Weights
 from kvplan.errors import KvplanError
 from kvplan.files import reason
@@ -195,7 +196,7 @@ def from_config(root: Json, ref: ModelRef, name: str, *, stored: Weights | None 
         num_attention_heads=c.optional("num_attention_heads"),
         kv_dtype=quantization.kv_dtype(root, c),
         weights=stored or held,
-        compute=params.compute(counted, facts),
+        compute=compute(counted, facts),
         findings=tuple(notes),
     )
 

@@ -65,6 +65,13 @@ class MissingKey(KvplanError):
         self.key = key
 
 
+class MissingMap(KvplanError):
+    """A hybrid model does not say which of its layers attend; its class's own default would be a guess."""
+
+    def __init__(self, key: str, where: str) -> None:
+        super().__init__(f"{where}: no {key!r}, and without it nobody knows which layers of this hybrid attend")
+
+
 @dataclass(frozen=True)
 class Config:
     """The decoder's config inside a file.
@@ -110,7 +117,7 @@ class Config:
         if not isinstance(table, Mapping):
             return self
         for key, overrides in table.items():
-            if str(key).isdigit() and int(key) == index and isinstance(overrides, Mapping):
+            if str(key).isdecimal() and int(key) == index and isinstance(overrides, Mapping):
                 self.used["per_layer_config"] = None
                 return replace(self, raw={**self.raw, **overrides}, overridden=True)
         return self

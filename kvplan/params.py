@@ -1,22 +1,19 @@
-"""Parameters and prefill work of a model, counted from its architecture.
+"""Parameters of a model, counted from its architecture where no checkpoint is at hand.
 
-Only matrices are counted: norms, biases and rotary tables are left out (less than 0.1 % of any model here). The counts
-serve where no checkpoint is at hand, and for the cost of prefill: 2 operations per weight that a token passes, and
-heads x (key width + value width) operations per pair of tokens in causal attention (half of the full square).
-See docs/bytes.md.
+Only matrices are counted: norms, biases and rotary tables are left out (less than 0.1 % of any model here).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvplan.architecture import Facts
 from kvplan.caches import head_dim, kv_heads, nas_block
-from kvplan.documents import Compute, Layer, LayerCache
 from kvplan.errors import KvplanError
 from kvplan.modelconfig import Config, MissingKey
+
+MAX_PARAMS = 10**15
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +337,7 @@ def _count(c: Config, facts: Facts, layout: Layout) -> Counts:
         mixers += mixer(c, index)
         parts.append(layout.mlp(c, index))
     table = c.number("vocab_size") * c.number("hidden_size")
-    return Counts(
+    counts = Counts(
         embedding=table,
         head=0 if c.flag("tie_word_embeddings", False) else table,
         mixers=mixers,
@@ -350,6 +347,9 @@ def _count(c: Config, facts: Facts, layout: Layout) -> Counts:
         shared_experts=sum(part.shared for part in parts),
         routers=sum(part.router for part in parts),
     )
+    if counts.total > MAX_PARAMS:
+        raise KvplanError(f"{c.where}: counts {counts.total:.3g} parameters, which no model can have")
+    return counts
 
 
 def _whisper(c: Config) -> Counts | None:
@@ -369,50 +369,3 @@ def _whisper(c: Config) -> Counts | None:
         dense=layers * 2 * width * wide,
         encoder=encoder + front,
     )
-
-
-def compute(counts: Counts | None, facts: Facts) -> Compute | None:
-    """What prefill costs, or None where the weights are not counted or the prompt goes through an encoder.
-
-    Formula: docs/bytes.md. Windows, chunks and the tokens that an indexer selects bound
-    the second factor and so move from the square to the linear term.
-    """
-    if counts is None or counts.encoder:
-        return None
-    linear, square = 2.0 * counts.active, 0.0
-    for layer, times in _counted(facts):
-        for cache in layer.caches:
-            per_token, per_pair = _attention_work(facts.config, cache)
-            linear += times * per_token
-            square += times * per_pair
-    return Compute(
-        linear_flops_per_token=linear,
-        attention_flops_per_token_sq=square,
-        provenance="configured",
-        source="counted from the config: 2 operations per active weight, causal attention by heads and widths",
-    )
-
-
-def _counted(facts: Facts) -> list[tuple[Layer, int]]:
-    return [(layer, facts.order.count(index)) for index, layer in enumerate(facts.layers)]
-
-
-def _attention_work(c: Config, cache: LayerCache) -> tuple[float, float]:
-    """Operations per token, and per square of tokens, beside the weights of one cache's layer."""
-    if cache.kind == "recurrent":
-        return 4.0 * sum(math.prod(tensor.shape) for tensor in cache.state if tensor.role == "state"), 0.0
-    if cache.kind == "indexer":
-        return 0.0, float((c.optional("index_n_heads") or 1) * cache.k_dim)
-    pair = float(c.number("num_attention_heads") * (cache.k_dim + cache.v_dim))
-    if cache.kind == "latent":
-        pair = float(
-            c.number("num_attention_heads")
-            * (c.number("qk_nope_head_dim") + c.number("qk_rope_head_dim", least=0) + c.number("v_head_dim"))
-        )
-        chosen = c.optional("index_topk")
-        return (2.0 * pair * chosen, 0.0) if chosen else (0.0, pair)
-    if cache.kind == "chunked":
-        return pair * (cache.window_tokens or 0), 0.0
-    if cache.kind == "sliding":
-        return 2.0 * pair * (cache.window_tokens or 0), 0.0
-    return 0.0, pair

@@ -1,7 +1,7 @@
 """Which type each layer of a model is: from its own list, a pattern string, an interval, or the class default.
 
 Every function here makes or is a pattern: config and number of layers in, one layer type per layer out. A model of
-a hybrid family whose layer map is nowhere stated raises MissingKey: it is never read as dense.
+a hybrid family whose layer map is nowhere stated raises MissingMap: it is never read as dense.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from kvplan.errors import KvplanError
-from kvplan.modelconfig import Config, MissingKey
+from kvplan.modelconfig import Config, MissingMap
 
 Pattern = Callable[[Config, int], Sequence[str]]
 
@@ -50,12 +50,12 @@ def stated(c: Config, n: int, *keys: str) -> list[str] | None:
 
 
 def layer_types(*keys: str) -> Pattern:
-    """The list must be in the config (or in its class)."""
+    """The list must be in the config: the class's own default is no map of this model."""
 
     def pattern(c: Config, n: int) -> list[str]:
         found = stated(c, n, "layer_types", *keys)
         if found is None:
-            raise MissingKey("layer_types", c.where)
+            raise MissingMap("layer_types", c.where)
         return found
 
     return pattern
@@ -166,7 +166,7 @@ def indices(*keys: str, inside: str, outside: str) -> Pattern:
                 if wanted and max(wanted) >= n:
                     raise KvplanError(f"{c.where}: {key!r} names layer {max(wanted)}, but the model has {n}")
                 return [inside if i in wanted else outside for i in range(n)]
-        raise MissingKey(keys[0], c.where)
+        raise MissingMap(keys[0], c.where)
 
     return pattern
 
@@ -178,7 +178,7 @@ def kimi_types(c: Config, n: int) -> list[str]:
     if full is None and linear is None:
         found = stated(c, n, "layer_types")
         if found is None:
-            raise MissingKey("linear_attn_config.full_attn_layers", c.where)
+            raise MissingMap("linear_attn_config.full_attn_layers", c.where)
         return found
     types = [""] * n
     for kind, listed in (("full_attention", full), ("linear_attention", linear)):
@@ -198,7 +198,7 @@ def nemotron_types(c: Config, n: int) -> list[str]:
     if pattern is None:
         found = stated(c, n, "layers_block_type", "layer_types")
         if found is None:
-            raise MissingKey("hybrid_override_pattern", c.where)
+            raise MissingMap("hybrid_override_pattern", c.where)
         return found
     if not isinstance(pattern, str) or set(pattern) - set(LETTERS):
         raise KvplanError(f"{c.where}: 'hybrid_override_pattern' must be a string of {', '.join(LETTERS)}")
@@ -211,7 +211,7 @@ def block_configs(c: Config, n: int) -> list[str]:
     """Nemotron-NAS: each block says whether it attends at all."""
     blocks = c.items("block_configs")
     if blocks is None:
-        raise MissingKey("block_configs", c.where)
+        raise MissingMap("block_configs", c.where)
     types = []
     for index, block in enumerate(blocks):
         attends = block.get("attention") if isinstance(block, Mapping) else None
@@ -229,7 +229,7 @@ def indexer_types(c: Config, n: int) -> list[str]:
     listed = c.words("indexer_types")
     if listed is None:
         pattern = c.get("index_topk_pattern")
-        if pattern is not None:
+        if isinstance(pattern, str | list):
             listed = [{"F": "full", "S": "shared"}.get(str(mark), str(mark)) for mark in pattern]
     if listed is None:
         every = max(c.optional("index_topk_freq", least=0) or 1, 1)
@@ -248,7 +248,7 @@ def sparse_freq(c: Config, n: int) -> list[str]:
     if marks is None:
         found = stated(c, n, "layer_types")
         if found is None:
-            raise MissingKey("sparse_attention_config.sparse_attention_freq", c.where)
+            raise MissingMap("sparse_attention_config.sparse_attention_freq", c.where)
         return found
     if not isinstance(marks, list) or len(marks) < n:
         raise KvplanError(f"{c.where}: 'sparse_attention_freq' must list all {n} layers")
