@@ -132,7 +132,7 @@ def _prefill(facts: Facts) -> Iterator[Evidence]:
         what="GPU time lost to stores",
         value=show_percent(STORE_SHARE) + " of their link time",
         provenance="assumed",
-        source="between published slowdowns of 1.5 % and 6.4 % without any reuse, see docs/planning.md",
+        source="published slowdowns of 1.5 % to 6.4 % where nothing was reused, see docs/planning.md",
     )
 
 
