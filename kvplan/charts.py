@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 import altair as alt
 import vl_convert
 
-from kvplan import scales
 from kvplan.page import Axis, Bins, Chart, Plot, Rule, Series, Stack, Tornado, clean
+from kvplan.render import scales
 
 Spec: TypeAlias = dict[str, Any]
 VEGA_LITE = "6.4"

@@ -1,7 +1,7 @@
 """Any document as a page for people: `sections` makes the page, the rest shows it.
 
-A page is data (page.py); what it says of each kind of document is in pages/, how it looks is in terminal.py,
-markdown.py and html.py. Charts cost a renderer's start, so only Markdown and HTML load one.
+A page is data (page.py); what it says of each kind of document is in pages/, how it looks is in render/.
+Charts cost a renderer's start, so only Markdown and HTML load one.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def sections(document: Document[Any]) -> Page:
 
 
 def print_page(page: Page, console: Console, full: bool = False) -> None:
-    """Print the first screen of a page, or all of it; see terminal.py."""
-    from kvplan import terminal
+    """Print the first screen of a page, or all of it; see render/terminal.py."""
+    from kvplan.render import terminal
 
     terminal.print_page(page, console, full)
 
 
 def markdown(page: Page, figures: str) -> tuple[str, dict[str, str]]:
     """Markdown text whose pictures lie in the folder `figures`, and SVG text by file name in that folder."""
-    from kvplan.markdown import render
+    from kvplan.render.markdown import render
 
     return render(page, figures)
 
 
 def html(page: Page) -> str:
     """One self-contained HTML file: no request ever leaves it."""
-    from kvplan.html import render
+    from kvplan.render.html import render
 
     return render(page)

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan import charts, plot, scales
+from kvplan import charts
 from kvplan.page import Axis, Bins, Chart, Part, Plot, Rule, Series, Stack, Swing, Tornado, Unit
+from kvplan.render import plot, scales
 
 UNITS: tuple[Unit, ...] = ("bytes", "bytes_per_s", "tokens", "length", "s", "ratio", "count", "per_s")
 CURVE = Plot(

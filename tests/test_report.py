@@ -26,12 +26,13 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
 
-from kvplan import documents, html, markdown, report
+from kvplan import documents, report
 from kvplan.documents import Document, Finding
 from kvplan.errors import KvplanError
 from kvplan.files import dump, load
 from kvplan.page import Decision, Figure, Findings, Page, Row, Table, alts, clean, prose
 from kvplan.pages.plan import policy_flags
+from kvplan.render import html, markdown
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS = ("estimate", "workload", "probe", "plan", "model")

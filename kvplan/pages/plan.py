@@ -9,7 +9,7 @@ from kvplan.documents import Alternative, Budget, Document, Limit, Plan, Policy
 from kvplan.page import Block, Code, Decision, Fact, Facts, Page, Row, Section, Text, Tone
 from kvplan.pages import parts, plan_figures, workload_figures
 from kvplan.pages.probe import prefill_facts
-from kvplan.scales import show
+from kvplan.render.scales import show
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 _TIERS = ("gpu", "host", "disk")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kvplan.documents import CurvePoint, Document, Workload
 from kvplan.page import Block, Fact, Facts, Page, Row, Section
 from kvplan.pages import parts, workload_figures
@@ -72,7 +74,9 @@ def _curve(workload: Workload) -> tuple[Section, ...]:
     best = workload_figures.nearly_all(workload)
     timed = workload.span_s is not None
     rows = [_point_row(point, workload, point is best, timed) for point in workload.curve]
-    kept = {id(point) for point in _spread(workload.curve)} | {id(best)}
+    low, high = workload_figures.rising(workload.curve) or (0.0, math.inf)
+    worth = [point for point in workload.curve if low <= point.capacity_tokens <= high]
+    kept = {id(point) for point in _spread(worth)} | {id(best)}
     short = [row for row, point in zip(rows, workload.curve, strict=True) if id(point) in kept]
     columns = ">blocks|>tokens|>hit ratio|>of the ceiling|>requests hit|>fills in"
     reading = f"LRU over blocks of {workload.block_tokens} tokens, cold start, the whole log."
@@ -96,10 +100,10 @@ def _point_row(point: CurvePoint, workload: Workload, strong: bool, timed: bool)
     return Row(cells=cells, strong=strong)
 
 
-def _spread(points: tuple[CurvePoint, ...]) -> list[CurvePoint]:
+def _spread(points: list[CurvePoint]) -> list[CurvePoint]:
     """At most ten points, from first to last, for a short table."""
     if len(points) <= _SHORT_ROWS:
-        return list(points)
+        return points
     last = len(points) - 1
     return [points[round(index * last / (_SHORT_ROWS - 1))] for index in range(_SHORT_ROWS)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from kvplan.documents import CurvePoint, Interval, PrefixClass, Workload
@@ -39,8 +40,9 @@ def hit_ratio(workload: Workload, ends: tuple[tuple[str, float, Role], ...] = ()
         ends = (("nine tenths of the ceiling", float(best.capacity_tokens), "third"),)
     rules = [Rule(axis="x", value=tokens, label=name, role=role) for name, tokens, role in ends if tokens > 0]
     rules.append(Rule(axis="y", value=workload.ceiling_hit_ratio, label="infinite cache"))
+    span = rising(workload.curve, [tokens for _, tokens, _ in ends if tokens > 0])
     plot = Plot(
-        x=Axis(title="capacity in tokens", unit="tokens", log=True),
+        x=Axis(title="capacity in tokens", unit="tokens", log=True, domain=span),
         y=Axis(title="hit ratio (share of input tokens)", unit="ratio"),
         series=tuple(series),
         rules=tuple(rules),
@@ -59,6 +61,17 @@ def hit_ratio(workload: Workload, ends: tuple[tuple[str, float, Role], ...] = ()
         charts=(plot,),
         plot=True,
     )
+
+
+def rising(curve: tuple[CurvePoint, ...], marked: Sequence[float] = ()) -> tuple[float, float] | None:
+    """The capacities worth a picture: from where hits begin to rise, and whatever is marked on it."""
+    points = [point for point in curve if point.capacity_tokens > 0]
+    if len(points) < 3:
+        return None
+    flat = points[0].hit_ratio + 0.02 * (points[-1].hit_ratio - points[0].hit_ratio)
+    level = [point for point in points if point.hit_ratio <= flat]
+    low, high = float(level[-1].capacity_tokens), float(points[-1].capacity_tokens)
+    return (min([low, *marked]), max([high, *marked])) if low < high else None
 
 
 def _shares(workload: Workload) -> str:

@@ -1,6 +1,6 @@
 """Charts out of characters, for people whose screen is a terminal: braille dots, or plain ASCII where those cannot go.
 
-A drawing is a grid of cells, each a character and the role that colours it; terminal.py prints it.
+A drawing is a grid of cells, each a character and the role that colours it; render/terminal.py prints it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kvplan import scales
-from kvplan.page import Axis, Plot, Role, Stack
+from kvplan.page import Axis, Plot, Role, Rule, Stack
+from kvplan.render import scales
 
 Cell = tuple[str, Role | None]
 _DOTS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))  # braille bits by row, then column
@@ -34,6 +34,7 @@ class _Canvas:
     cells: dict[tuple[int, int], int] = field(default_factory=dict)
     roles: dict[tuple[int, int], Role] = field(default_factory=dict)
     back: dict[tuple[int, int], Cell] = field(default_factory=dict)
+    taken: set[tuple[int, int]] = field(default_factory=set)
 
     @property
     def dots(self) -> tuple[int, int]:
@@ -68,7 +69,6 @@ def draw(plot: Plot, width: int, height: int, ascii: bool) -> list[list[Cell]]:
     y_marks = [(value, text) for value, text in scales.ticks(ys, plot.y)]
     margin = max((len(text) for _, text in y_marks), default=0) + 1
     canvas = _Canvas(max(10, width - margin - 1), height, ascii)
-    _rules(canvas, plot, xs, ys)
     across, down = canvas.dots
     for series in plot.series:
         dots = [
@@ -80,6 +80,7 @@ def draw(plot: Plot, width: int, height: int, ascii: bool) -> list[list[Cell]]:
         if series.style != "dots":
             for start, end in pairwise(dots):
                 canvas.line(start, end, series.role)
+    _rules(canvas, plot, xs, ys)
     labels = {round((1 - fraction(value, ys, plot.y.log)) * (height - 1)): text for value, text in y_marks}
     edge = "|" if ascii else "│"
     body = [
@@ -94,26 +95,33 @@ def _text(text: str, role: Role | None = "muted") -> list[Cell]:
 
 
 def _rules(canvas: _Canvas, plot: Plot, xs: tuple[float, float], ys: tuple[float, float]) -> None:
-    upright = sorted((rule for rule in plot.rules if rule.axis == "x"), key=lambda rule: rule.value)
+    """Lines across behind the curves, their names where nothing is drawn."""
     bar, dash = ("|", "-") if canvas.ascii else ("┊", "┈")
+    names: list[tuple[int, list[int], Rule]] = []
     for rule in plot.rules:
         if rule.axis == "y":
             row = round((1 - fraction(rule.value, ys, plot.y.log)) * (canvas.height - 1))
-            for column in range(canvas.width):
-                canvas.back[column, row] = (dash, rule.role)
-            _write(canvas, 1, row, f" {rule.label} ", rule.role)
-    for level, rule in enumerate(upright):
-        column = round(fraction(rule.value, xs, plot.x.log) * (canvas.width - 1))
-        for row in range(canvas.height):
-            canvas.back[column, row] = (bar, rule.role)
-        row = canvas.height - 2 - level  # curves rise to the right: their lower right corner is free
-        right = column + 2 + len(rule.label) <= canvas.width
-        _write(canvas, column + 2 if right else column - 1 - len(rule.label), max(0, row), rule.label, rule.role)
+            canvas.back |= {(column, row): (dash, rule.role) for column in range(canvas.width)}
+            names.append((1, [row], rule))
+        else:
+            column = round(fraction(rule.value, xs, plot.x.log) * (canvas.width - 1))
+            canvas.back |= {(column, row): (bar, rule.role) for row in range(canvas.height)}
+            right = column + 2 + len(rule.label) <= canvas.width
+            rows = list(range(canvas.height - 2, -1, -1))
+            names.append((column + 2 if right else column - 1 - len(rule.label), rows, rule))
+    for column, rows, rule in names:
+        _name(canvas, column, rows, rule)
 
 
-def _write(canvas: _Canvas, column: int, row: int, text: str, role: Role) -> None:
-    for offset, character in enumerate(text):
-        canvas.back[column + offset, row] = (character, role)
+def _name(canvas: _Canvas, column: int, rows: list[int], rule: Rule) -> None:
+    """Write a rule's name on the first of `rows` where no curve and no other name is, or not at all."""
+    places = [max(0, column) + offset for offset in range(len(rule.label))]
+    for row in rows:
+        cells = [(place, row) for place in places]
+        if not any(cell in canvas.cells or cell in canvas.taken for cell in cells):
+            canvas.back |= {cell: (character, rule.role) for cell, character in zip(cells, rule.label, strict=True)}
+            canvas.taken.update(cells)
+            return
 
 
 def _x_axis(axis: Axis, domain: tuple[float, float], margin: int, width: int, ascii: bool) -> list[list[Cell]]:

@@ -39,7 +39,7 @@ from kvplan.page import (
     clean,
     prose,
 )
-from kvplan.scales import show
+from kvplan.render.scales import show
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _WORDY = 28  # cells longer than this are sentences and may be folded
@@ -93,7 +93,7 @@ def words(text: str) -> str:
 
 @cache
 def _asset(name: str) -> str:
-    return files("kvplan").joinpath(name).read_text(encoding="utf-8")
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 @cache

@@ -13,7 +13,6 @@ from rich.panel import Panel
 from rich.table import Table as Grid
 from rich.text import Text as Styled
 
-from kvplan import plot
 from kvplan.page import (
     Block,
     Code,
@@ -34,7 +33,8 @@ from kvplan.page import (
     Tone,
     clean,
 )
-from kvplan.scales import show
+from kvplan.render import plot
+from kvplan.render.scales import show
 
 _TONES: dict[Tone, str] = {"good": "green", "plain": "blue", "warning": "yellow", "bad": "red"}
 _ROWS: dict[Tone, str] = {"good": "", "plain": "", "warning": "yellow", "bad": "red"}
@@ -266,7 +266,7 @@ class _Printer:
             elif isinstance(chart, Stack):
                 lines += self._bar(chart, width)
         reading = Styled(self.say(figure.reading), style="italic")
-        return [Padding(Group(*lines, reading), (1, 0, 0, 0))] if lines else [reading]
+        return ["", *lines, reading] if lines else [reading]
 
     def _cells(self, cells: Iterable[plot.Cell]) -> Styled:
         line = Styled(no_wrap=True)

@@ -1,0 +1,1 @@
+"""How a page looks: on a terminal, as Markdown, as HTML."""
