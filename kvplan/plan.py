@@ -249,7 +249,7 @@ def _findings(made: _Result) -> list[Finding]:
         )
         found.append(Finding(severity="error", code="gpu-does-not-fit", text=text))
     found += _bracket(made)
-    found += _forbidden(made)
+    found += _given_up(made)
     longest = made.facts.prefill.max_measured_tokens
     if longest and made.facts.workload.input_lengths.max > longest:
         text = f"prefill was measured up to {show_tokens(longest)} tokens; longer prompts are extrapolated"
@@ -273,16 +273,20 @@ def _bracket(made: _Result) -> list[Finding]:
     return [Finding(severity="warning", code="curve-bracket", text=text)]
 
 
-def _forbidden(made: _Result) -> list[Finding]:
-    """What the policy's ban on disks gives up, where one was measured."""
+def _given_up(made: _Result) -> list[Finding]:
+    """What each restriction of the policy costs: the same plan without it."""
     policy = made.facts.policy
-    if not policy.forbid_disk or made.facts.disk_link is None:
-        return []
-    free = case_of(replace(made.facts, policy=replace(policy, forbid_disk=False)), made.gpu, made.host)
-    other = solve(free)
-    hits = other.level.low.hit_ratio - made.outcome.level.low.hit_ratio
-    text = (
-        f"forbidding disks gives up {show_percent(max(0.0, hits))} of input tokens in hits and "
-        f"{show_duration(max(0.0, other.net_s - made.outcome.net_s))} of GPU time an hour"
+    without = (
+        ("disk-forbidden", "forbidding disks", policy.forbid_disk, replace(policy, forbid_disk=False)),
+        ("host-forbidden", "forbidding a host tier", policy.forbid_host, replace(policy, forbid_host=False)),
+        ("ttl-cost", "the time to live", policy.ttl_s is not None, replace(policy, ttl_s=None)),
     )
-    return [Finding(severity="info", code="disk-forbidden", text=text)]
+    found = []
+    for code, what, applies, other in without:
+        if applies:
+            free = solve(case_of(replace(made.facts, policy=other), made.gpu, made.host))
+            hits = max(0.0, free.level.low.hit_ratio - made.outcome.level.low.hit_ratio)
+            gain = show_duration(max(0.0, free.net_s - made.outcome.net_s))
+            text = f"{what} gives up {show_percent(hits)} of input tokens in hits and {gain} of GPU time an hour"
+            found.append(Finding(severity="info", code=code, text=text))
+    return found

@@ -624,6 +624,9 @@ def test_a_short_time_to_live_caps_what_a_tier_is_worth() -> None:
     middle = planned(Policy(ttl_s=200.0))
     assert middle.budgets.host.hit_ratio < free.budgets.host.hit_ratio
     assert middle.benefit.gpu_s_per_hour_saved < free.benefit.gpu_s_per_hour_saved
+    cost = next(finding.text for finding in short.findings if finding.code == "ttl-cost")
+    lost = free.budgets.host.hit_ratio - short.budgets.host.hit_ratio
+    assert f"gives up {100 * lost:.1f} % of input tokens" in cost
     long = planned(Policy(ttl_s=86_400.0))
     assert long.benefit == free.benefit
 
@@ -650,6 +653,15 @@ def test_shared_memory_too_small_is_named_with_its_remedy() -> None:
     limit = limit_of(plan, "/dev/shm")
     assert not limit.ok
     assert "--shm-size" in limit.why
+
+
+def test_a_prompt_that_alone_misses_the_first_token_goal_breaks_a_limit() -> None:
+    """The sample's p95 prompt takes longer than 100 ms and less than 10 s of prefill."""
+    length = samples.workload().data.input_lengths.p95
+    for wanted, ok in ((0.1, False), (10.0, True)):
+        limit = limit_of(planned(Policy(slo_ttft_s=wanted)), "time to first token")
+        assert limit.ok is ok
+        assert limit.needed == samples.prefill().seconds(length)
 
 
 def test_break_even_rows_stop_at_the_models_context() -> None:
@@ -697,6 +709,7 @@ def test_latent_caches_are_loaded_by_every_rank() -> None:
             "keeps nothing per token",
         ),
         ({"policy": Policy(replicas=0)}, "at least one replica"),
+        ({"policy": Policy(growth=0.0)}, "growth of 0"),
     ],
 )
 def test_what_is_missing_is_named(changed: dict[str, object], words: str) -> None:

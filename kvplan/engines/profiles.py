@@ -130,5 +130,6 @@ _PROFILES = {
 def profile(engine: str) -> Profile:
     """The facts of one engine. Raises KvplanError naming those known."""
     if engine not in _PROFILES:
-        raise KvplanError(f"no planning rules for engine {engine!r} (known: {', '.join(_PROFILES)}): give --engine")
+        known = ", ".join(_PROFILES)
+        raise KvplanError(f"no planning rules for engine {engine!r}: make the estimate with --engine {known} or none")
     return _PROFILES[engine]

@@ -66,6 +66,14 @@ def evidence(facts: Facts) -> tuple[Evidence, ...]:
 def _model(facts: Facts) -> Iterator[Evidence]:
     kv, model = facts.estimate.kv, facts.estimate.model
     date = facts.dates["estimate"]
+    own = facts.estimate.engine != "none"
+    yield Evidence(
+        what="engine rules",
+        value=f"{facts.profile.name} {facts.profile.version}",
+        provenance="configured",
+        source="the estimate's engine" if own else "--engine, as the estimate is engine-free",
+        date=date if own else None,
+    )
     for what, size in (
         ("KV bytes per token", kv.bytes_per_token),
         ("bytes per token and GPU", facts.bytes_per_token_per_gpu),

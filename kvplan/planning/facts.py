@@ -92,13 +92,15 @@ def gather(
     data, host = estimate.data, probe.data if probe else None
     rules = profile(data.engine if data.engine != "none" else policy.engine)
     machine, differs = _machine(host, policy)
+    gpus, replicas = data.parallel.gpus, policy.replicas * data.parallel.dp
+    if not gpus or not replicas:
+        raise KvplanError("a plan needs at least one replica with one GPU: check --replicas, --tp, --pp and --dp")
+    if policy.growth <= 0:
+        raise KvplanError(f"a growth of {policy.growth:g} leaves no demand to plan for: give a factor above 0")
     device, findings = _device(host, gpu)
     per_gpu = _bytes_per_token(data)
     prefill, more = prefill_cost(data, host, gpu)
     links, flagged = _links(data, host, device, gpu, policy, per_gpu)
-    gpus, replicas = data.parallel.gpus, policy.replicas * data.parallel.dp
-    if not gpus or not replicas:
-        raise KvplanError("a plan needs at least one replica with one GPU: check --replicas, --tp, --pp and --dp")
     return Facts(
         estimate=data,
         workload=workload.data,

@@ -22,6 +22,7 @@ def limits(
     return (
         *_gpu(facts, gpu),
         _prefill(facts, outcome),
+        *_first_token(facts),
         *_host(facts, host, tiers[0], outcome.host),
         *_disk(facts, tiers[1], outcome.disk),
         *_link(facts, tiers[0], outcome.host),
@@ -59,6 +60,23 @@ def _prefill(facts: Facts, outcome: Outcome) -> Limit:
         unit="ratio",
         ok=busy <= 1,
         why=why,
+        provenance=facts.prefill.provenance,
+    )
+
+
+def _first_token(facts: Facts) -> Iterator[Limit]:
+    """Whether a long prompt alone, without a hit or a queue, meets the time to first token that is wanted."""
+    wanted, length = facts.policy.slo_ttft_s, facts.workload.input_lengths.p95
+    if wanted is None:
+        return
+    needed = facts.prefill.seconds(length)
+    yield Limit(
+        name="time to first token",
+        limit=wanted,
+        needed=needed,
+        unit="s",
+        ok=needed <= wanted,
+        why=f"prefill of the log's p95 prompt, {show_tokens(length)} tokens, alone, no hit; waiting comes on top",
         provenance=facts.prefill.provenance,
     )
 
