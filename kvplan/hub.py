@@ -6,7 +6,6 @@ repository is ever executed, and no weight is downloaded: headers are read by ra
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,9 @@ def fetch(repo: str, revision: str | None = None, *, hint: str = "") -> Found:
     Raises KvplanError, one line, for an id that is none, a repository or revision that does not exist, one that is
     gated and not granted, and a Hub that cannot be reached while nothing is cached.
     """
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # its warnings would interleave with our one line
+    from huggingface_hub.utils import logging
+
+    logging.set_verbosity_error()  # it retries for half a minute, and would say so between our lines
     path = _download(repo, CONFIG, revision, hint)
     if path is None:
         raise KvplanError(f"{repo}: the repository has no {CONFIG}: give a model in the format of transformers{hint}")

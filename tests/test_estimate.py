@@ -1,0 +1,381 @@
+"""Bytes of a token and of a sequence, without an engine and in vLLM, against hand figures and vLLM's own planner."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan.catalog import gpu
+from kvplan.catalog import models as catalogued
+from kvplan.documents import Estimate, EstimateOptions, Model, Parallel, Weights
+from kvplan.errors import KvplanError, LimitError, UsageError
+from kvplan.estimate import estimate
+from kvplan.files import dump, parse, wrap
+from kvplan.model import load_model
+from kvplan.units import GiB
+
+LATENT = 61 * 576 * 2
+
+
+@cache
+def model(name: str) -> Model:
+    return load_model(name)
+
+
+def run(name: str, tp: int = 1, pp: int = 1, dcp: int = 1, **options: Any) -> Estimate:
+    return estimate(model(name), EstimateOptions(parallel=Parallel(tp=tp, pp=pp, dcp=dcp), **options))
+
+
+# ------------------------------------------------------------------------------- without an engine
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "sequence"),
+    [
+        ("meta-llama--Meta-Llama-3.1-8B", 131072, 0),
+        ("meta-llama--Meta-Llama-3.1-70B", 327680, 0),
+        ("Qwen--Qwen3-32B", 262144, 0),
+        ("deepseek-ai--DeepSeek-V3", 70272, 0),
+        ("google--gemma-3-27b-it", 81920, 436207616),
+        ("openai--gpt-oss-20b", 24576, 3145728),
+        ("Qwen--Qwen3-Next-80B-A3B-Instruct", 24576, 36 * (8192 * 3 * 2 + 32 * 128 * 128 * 4)),
+        ("ai21labs--Jamba-v0.1", 16384, 28 * (8192 * 3 * 2 + 8192 * 16 * 4)),
+        ("tiiuae--falcon-7b", 8192, 0),
+        ("mistralai--Mistral-7B-v0.1", 0, 536870912),
+        ("meta-llama--Llama-4-Scout-17B-16E-Instruct", 49152, 36 * 4096 * 8192),
+        ("openai--whisper-large-v3", 163840, 245760000),
+    ],
+)
+def test_the_logical_need_in_bf16(shared: Path, name: str, token: int, sequence: int) -> None:
+    found = run(str(shared / "configs" / f"{name}.json"))
+    assert (found.kv.bytes_per_token, found.kv.bytes_per_sequence) == (token, sequence)
+    assert (found.engine, found.block_tokens, found.parallel) == ("none", 1, Parallel())
+    assert sum(group.bytes_per_sequence for group in found.groups) == sequence
+    growing = [group for group in found.groups if group.window_tokens is None and group.kind != "cross"]
+    assert sum(group.bytes_per_token for group in growing) == token
+
+
+def test_cross_attention_has_a_group_of_its_own(shared: Path) -> None:
+    groups = run(str(shared / "configs" / "openai--whisper-large-v3.json")).groups
+    assert [(g.kind, g.layers, g.bytes_per_token, g.bytes_per_sequence) for g in groups] == [
+        ("full", 32, 163840, 0),
+        ("cross", 32, 0, 245760000),
+    ]
+
+
+def test_the_arithmetic_is_written_out() -> None:
+    groups = run("gemma-3-27b").groups
+    assert groups[0].arithmetic == "52 layers x 16 heads x (128 + 128) x 2 B, at most 1024 tokens"
+    assert groups[1].arithmetic == "10 layers x 16 heads x (128 + 128) x 2 B"
+    assert run("deepseek-v3").groups[0].arithmetic == "61 layers x 576 x 2 B"
+
+
+def test_lengths_below_and_above_the_window() -> None:
+    at = run("gemma-3-27b", at=(0, 100, 1024, 8192)).kv.bytes_at
+    layers, window = 425984, 1024
+    assert [point.steady_bytes for point in at] == [
+        0,
+        100 * (81920 + layers),
+        1024 * (81920 + layers),
+        8192 * 81920 + window * layers,
+    ]
+    assert at[-1].hybrid_off_bytes == 8192 * (81920 + layers)
+
+
+def test_precision_scales_everything_but_fixed_formats() -> None:
+    assert run("llama-3.1-8b", kv_dtype="fp8").kv.bytes_per_token == 65536
+    assert run("llama-3.1-8b", kv_dtype="float32").kv.bytes_per_token == 262144
+    sixteen, eight = run("deepseek-v3.2"), run("deepseek-v3.2", kv_dtype="fp8_e4m3")
+    assert sixteen.kv.bytes_per_token - eight.kv.bytes_per_token == LATENT // 2  # the indexer is fp8 in both
+    assert sixteen.kv.bytes_per_token == LATENT + 61 * 132
+    for name in ("q4_0", "fp4", "", "int8"):
+        with pytest.raises(KvplanError, match="has no KV dtype"):
+            run("llama-3.1-8b", kv_dtype=name)
+
+
+def test_an_encoder_without_a_fixed_length_asks_for_it(tmp_path: Path) -> None:
+    t5 = {"model_type": "t5", "num_layers": 6, "num_heads": 8, "d_kv": 64, "d_model": 512, "torch_dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(t5))
+    bare = run(str(tmp_path))
+    assert (bare.kv.bytes_per_token, bare.kv.bytes_per_sequence) == (12288, 0)
+    assert [finding.code for finding in bare.findings] == ["encoder-length"]
+    assert run(str(tmp_path), encoder_tokens=100).kv.bytes_per_sequence == 1228800
+
+
+def test_an_estimate_is_a_document() -> None:
+    document = wrap(run("qwen3-next-80b-a3b", engine="vllm", gpu=gpu("h200"), tp=4, at=(8192,)))
+    assert parse(dump(document).encode(), "estimate") == document
+
+
+# ------------------------------------------------------------------------------- ranks
+
+
+def test_tensor_parallelism_beyond_the_kv_heads_copies_them() -> None:
+    """Case A29: Llama 3 70B."""
+    per_gpu = [run("llama-3.1-70b", engine="vllm", tp=tp).kv.bytes_per_token_per_gpu for tp in (1, 2, 4, 8, 16, 32, 64)]
+    assert per_gpu == [327680, 163840, 81920, 40960, 40960, 40960, 40960]
+    copied = run("llama-3.1-70b", engine="vllm", tp=32)
+    assert copied.kv.offload_bytes_per_token == 4 * 327680
+    assert "heads-copied" in [finding.code for finding in copied.findings]
+    with pytest.raises(KvplanError, match="neither divides 8 KV heads"):
+        run("llama-3.1-70b", engine="vllm", tp=3)
+
+
+def test_tensor_parallelism_never_divides_a_latent() -> None:
+    """Case A29: DeepSeek-V3; context parallelism does."""
+    assert run("deepseek-v3", engine="vllm", tp=8).kv.bytes_per_token_per_gpu == 70272
+    assert run("deepseek-v3", engine="vllm", tp=8, dcp=8).kv.bytes_per_token_per_gpu == 8784
+    assert run("deepseek-v3", engine="vllm", tp=8).kv.offload_bytes_per_token == 70272
+    for options in ({"tp": 8, "dcp": 3}, {"tp": 4, "dcp": 8}):
+        with pytest.raises(KvplanError, match="does not divide"):
+            run("deepseek-v3", engine="vllm", **options)
+    with pytest.raises(KvplanError, match="full and latent attention only"):
+        run("gemma-3-27b", engine="vllm", tp=8, dcp=2)
+
+
+def test_pipeline_stages_share_the_layers() -> None:
+    assert run("llama-3.1-70b", engine="vllm", pp=4).kv.bytes_per_token_per_gpu == 81920
+    uneven = run("deepseek-v3", engine="vllm", pp=2)  # 61 layers: 31 and 30
+    assert uneven.kv.bytes_per_token_per_gpu == 31 * 1152
+    assert uneven.kv.offload_bytes_per_token == 70272
+    with pytest.raises(KvplanError, match="at most one stage a layer"):
+        run("llama-3.1-8b", engine="vllm", pp=33)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(set(catalogued.models()) - {"deepseek-v4-flash", "falcon-7b", "whisper-large-v3"})),
+    tp=st.sampled_from([1, 2, 4]),
+    shorter=st.integers(0, 100_000),
+    more=st.integers(0, 100_000),
+    dtype=st.sampled_from(["bf16", "fp8"]),
+)
+def test_properties_of_every_layout(name: str, tp: int, shorter: int, more: int, dtype: str) -> None:
+    """Monotone in length, admission at least steady use, ranks together at least the logical need."""
+    lengths = (shorter, shorter + more)
+    logical = run(name, kv_dtype=dtype, at=lengths)
+    try:
+        placed, alone = (run(name, tp=size, engine="vllm", kv_dtype=dtype, at=lengths) for size in (tp, 1))
+    except KvplanError as error:
+        assert "neither divides" in str(error)  # noqa: PT017 - some head counts cannot be split, and that is the rule
+        return
+    for found in (logical, placed):
+        first, second = found.kv.bytes_at
+        assert first.steady_bytes <= second.steady_bytes
+        assert first.admission_bytes <= second.admission_bytes
+        assert second.steady_bytes <= second.admission_bytes
+    for own, whole in zip(placed.kv.bytes_at, alone.kv.bytes_at, strict=True):
+        assert own.steady_bytes >= whole.steady_bytes * 0.999 or placed.block_tokens != alone.block_tokens
+    assert placed.kv.bytes_per_token == logical.kv.bytes_per_token or dtype == "fp8"
+    assert placed.kv.bytes_per_token_per_gpu * tp >= logical.kv.bytes_per_token
+
+
+# ------------------------------------------------------------------------------- vLLM against vLLM
+
+
+def truth(shared: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (shared / "truth" / "vllm.jsonl").read_text().splitlines()]
+
+
+def options_of(row: dict[str, Any]) -> EstimateOptions:
+    extra = row["extra"] or {}
+    return EstimateOptions(
+        engine="vllm",
+        kv_dtype=row["kv_cache_dtype_requested"],
+        parallel=Parallel(tp=row["tp"]),
+        block_tokens=row["block_size_flag"],
+        max_model_len=row["max_model_len_requested"],
+        kv_memory_bytes=20 * GiB,
+        max_num_batched_tokens=extra.get("max_num_batched_tokens"),
+        async_scheduling=extra.get("async_scheduling", True),
+        prefix_caching=extra.get("enable_prefix_caching", True),
+        hybrid_manager=not extra.get("disable_hybrid_kv_cache_manager", False),
+    )
+
+
+def test_vllm_plans_the_same_blocks(shared: Path) -> None:
+    """Every recorded plan of vLLM's own planner, but for the compressed caches that are refused by name."""
+    outcome: Counter[str] = Counter()
+    for row in truth(shared):
+        facts = model(str(shared / "configs" / f"{row['model']}.json"))
+        if row["variant"] != "with_quantization_config":
+            facts = replace(facts, kv_dtype=None)
+        if "DeepSeek-V4" in row["model"] or "num_blocks" not in row:
+            with pytest.raises(KvplanError, match=r"is not known here|hybrid KV cache manager"):
+                estimate(facts, options_of(row))
+            outcome["refused"] += 1
+            continue
+        view = estimate(facts, options_of(row)).engine_view
+        wanted = {
+            "block_tokens": row["block_size_used"],
+            "bytes_per_block": row["bytes_per_block"],
+            "num_blocks": row["num_blocks"],
+            "kv_cache_size_tokens": row["kv_cache_size_tokens"],
+            "max_concurrency": row["max_concurrency"],
+        }
+        assert {key: view[key] for key in wanted} == wanted, (row["model"], row["variant"], row["tp"])
+        outcome["equal"] += 1
+    assert outcome == {"equal": 475, "refused": 21}
+
+
+def test_vllm_request_bytes(shared: Path) -> None:
+    for row in truth(shared):
+        if row["tp"] > 1 or "DeepSeek-V4" in row["model"] or "num_blocks" not in row or "whisper" in row["model"]:
+            continue
+        facts = replace(model(str(shared / "configs" / f"{row['model']}.json")), kv_dtype=None)
+        if row["variant"] == "with_quantization_config":
+            continue
+        found = estimate(facts, replace(options_of(row), at=(row["max_model_len"],)))
+        assert found.kv.bytes_at[0].admission_bytes == row["request_bytes_at_max_model_len"], row["model"]
+
+
+def test_a_pure_window_model_is_not_planned_by_its_context() -> None:
+    """Case A09: starcoder2-3b, in a scheduler that does not run ahead."""
+    starcoder = {
+        "model_type": "starcoder2",
+        "num_hidden_layers": 30,
+        "hidden_size": 3072,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "sliding_window": 4096,
+        "max_position_embeddings": 16384,
+        "torch_dtype": "bfloat16",
+    }
+    from kvplan.documents import ModelRef
+    from kvplan.model import from_config
+
+    facts = from_config(starcoder, ModelRef(id="s", source="path", model_type="", config_sha256=""), "config.json")
+    for batched, wanted in ((8192, 178.68), (2048, 356.90)):
+        options = EstimateOptions(
+            engine="vllm",
+            kv_memory_bytes=137_407 * 16 * 30 * 2 * 2 * 128 * 2,
+            max_num_batched_tokens=batched,
+            async_scheduling=False,
+        )
+        view = estimate(facts, options).engine_view
+        assert view["num_blocks"] == 137_407
+        assert round(float(view["max_concurrency"] or 0), 2) == wanted
+
+
+def test_three_answers_for_a_mixed_window_model() -> None:
+    """Case A10: gpt-oss-20b, 32 sequences of 8,192 tokens: steady, admission, hybrid manager off."""
+    for batched, admitted in ((2048, 7.605), (8192, 12.012)):
+        point = run(
+            "gpt-oss-20b",
+            engine="vllm",
+            at=(8192,),
+            sequences=32,
+            max_num_batched_tokens=batched,
+            async_scheduling=False,
+        ).kv.bytes_at[0]
+        assert round(point.steady_bytes / GiB, 3) == 6.094
+        assert round(point.admission_bytes / GiB, 3) == admitted
+        assert point.hybrid_off_bytes == 12 * GiB
+
+
+def test_the_slots_of_sparse_latent_attention() -> None:
+    """Case A05: 656 B of latent and 132 B of index key a token and layer."""
+    found = run("deepseek-v3.2", engine="vllm", kv_dtype="fp8", tp=8)
+    assert found.kv.bytes_per_token_per_gpu == 48068
+    assert found.kv.offload_bytes_per_token == 48068
+    assert found.engine_view["kv_cache_dtype"] == "fp8_ds_mla"
+    assert found.block_tokens == 64
+
+
+def test_a_recurrent_state_sets_the_block_size() -> None:
+    """Case A17: the block grows until the attention page holds a state."""
+    assert run("qwen3-next-80b-a3b", engine="vllm").block_tokens == 544
+    assert run("qwen3-next-80b-a3b", engine="vllm", kv_dtype="fp8").block_tokens == 1072
+    raised = run("jamba-v0.1", engine="vllm")
+    assert raised.block_tokens == 80
+    assert "block-raised" in [finding.code for finding in raised.findings]
+
+
+def test_a_checkpoints_kv_scheme_is_followed_and_can_be_overruled(shared: Path) -> None:
+    name = str(shared / "configs" / "nvidia--Kimi-K2.5-NVFP4.json")
+    assert run(name, engine="vllm").kv_dtype == "fp8"
+    assert run(name, engine="vllm", kv_dtype="bf16").kv_dtype == "bf16"
+
+
+# ------------------------------------------------------------------------------- one GPU's memory
+
+
+def test_memory_adds_up() -> None:
+    found = run("llama-3.1-8b", engine="vllm", gpu=gpu("h100-80gb"), max_model_len=8192, at=(4096,))
+    memory = found.memory
+    assert memory is not None
+    assert memory.total_bytes == gpu("h100-80gb").memory_bytes
+    assert None not in (memory.usable_bytes, memory.weights_bytes, memory.overhead_bytes)
+    assert memory.usable_bytes == (memory.weights_bytes or 0) + (memory.overhead_bytes or 0) + memory.kv_bytes
+    assert abs((memory.usable_bytes or 0) / (memory.total_bytes or 1) - 0.92) < 1e-6
+    assert memory.overhead_provenance == "assumed"
+    assert memory.kv_tokens == found.engine_view["kv_cache_size_tokens"]
+    assert memory.kv_tokens // 16 == memory.kv_bytes // (16 * 131072)
+    assert [point.context_tokens for point in memory.max_concurrency] == [4096, 8192]
+
+
+def test_an_engines_fraction_means_what_that_engine_means() -> None:
+    """Case A36: 80 GiB, 16 of weights, 4 of everything else, vLLM at 0.9 -> 52 GiB."""
+    weights = Weights(bytes=16 * GiB, bytes_per_gpu=16 * GiB, params=8, provenance="measured", source="")
+    facts = replace(model("llama-3.1-8b"), weights=weights)
+    options = EstimateOptions(engine="vllm", gpu_memory_bytes=80 * GiB, utilization=0.9, overhead_bytes=4 * GiB)
+    memory = estimate(facts, options).memory
+    assert memory is not None
+    assert memory.kv_bytes == 52 * GiB
+    assert memory.overhead_provenance == "configured"
+
+
+def test_what_is_left_for_the_cache_can_be_stated() -> None:
+    memory = run("llama-3.1-8b", engine="vllm", kv_memory_bytes=20 * GiB).memory
+    assert memory is not None
+    assert (memory.total_bytes, memory.usable_bytes, memory.kv_bytes) == (None, None, 20 * GiB)
+    assert memory.kv_tokens == 20 * GiB // (16 * 131072) * 16
+
+
+def test_weights_that_leave_nothing_are_a_limit() -> None:
+    with pytest.raises(LimitError, match=r"nothing is left for the cache.*more GPUs"):
+        run("llama-3.1-70b", gpu=gpu("h100-80gb"))
+    assert run("llama-3.1-70b", gpu=gpu("h100-80gb"), tp=4).memory is not None
+
+
+def test_unknown_weights_are_said() -> None:
+    found = run("gemma-3n-e4b", gpu=gpu("h100-80gb"))
+    assert found.memory is None
+    assert "weights-unknown" in [finding.code for finding in found.findings]
+
+
+def test_no_budget_without_a_gpu() -> None:
+    found = run("llama-3.1-8b", engine="vllm")
+    assert found.memory is None
+    assert found.engine_view == {"block_tokens": 16, "kv_cache_dtype": "bf16", "bytes_per_block": 2097152}
+
+
+def test_the_context_is_never_longer_than_the_models() -> None:
+    view = run("mixtral-8x7b", engine="vllm", kv_memory_bytes=20 * GiB, max_model_len=10**6).engine_view
+    assert view["max_model_len"] == 32768
+
+
+# ------------------------------------------------------------------------------- refusals
+
+
+def test_unknown_engines_and_options_are_refused() -> None:
+    with pytest.raises(KvplanError, match=r"unknown engine 'vlm'.*none, vllm"):
+        run("llama-3.1-8b", engine="vlm")
+    with pytest.raises(UsageError, match="--tp is 0"):
+        run("llama-3.1-8b", tp=0)
+    with pytest.raises(UsageError, match="--sequences"):
+        run("llama-3.1-8b", sequences=0)
+    with pytest.raises(KvplanError, match="--block-tokens needs an engine"):
+        run("llama-3.1-8b", block_tokens=16)
+    with pytest.raises(KvplanError, match="compressed cache of deepseek_v4"):
+        run("deepseek-v4-flash", engine="vllm")
+    with pytest.raises(KvplanError, match="hybrid KV cache manager"):
+        run("jamba-v0.1", engine="vllm", hybrid_manager=False)
