@@ -611,10 +611,10 @@ class Link:
     """One measured cell of one link: `granule_bytes` a piece, `depth` pieces in flight.
 
     `source` and `target` are "host", "gpu<index>" or "disk:<folder>". Rates are percentiles over the cell's windows of
-    time (disk) or trains of copies (GPU), latencies over its `samples` single transfers. `concurrent` names what else
-    ran at the same time ("none", "opposite direction", "decode", …). `flags` say why a planner must not trust the cell
-    ("page-cache", "unproven-direct", "first-write", "pageable", "not-steady", "corrupt", …); an empty list is a clean
-    measurement.
+    time (disk) or trains of copies (GPU), latencies over single transfers; `samples` transfers were timed in all. GPU
+    cells have depth 1: one stream, whose copies run one after another. `concurrent` names what else ran at the same
+    time ("none", "opposite direction", "decode", …). `flags` say why a planner must not trust the cell ("page-cache",
+    "unproven-direct", "first-write", "pageable", "not-steady", "corrupt", …); an empty list is a clean measurement.
     """
 
     source: str
@@ -678,8 +678,8 @@ class Disk:
 class Pinning:
     """What page-locking host memory for one GPU gave: all of `requested_bytes`, or `pinned_bytes` and why no more.
 
-    `largest_bytes` is the largest single registration that worked; `touch_s` and `register_s` are the seconds that
-    first touch and registration of `pinned_bytes` took.
+    `largest_bytes` is the largest single registration that worked. `touch_s` is what first touch of `requested_bytes`
+    took, `register_s` what page-locking `pinned_bytes` of them took.
     """
 
     gpu: Count
