@@ -19,7 +19,8 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.units import parse_duration, parse_rate, parse_size, parse_tokens
 
 if TYPE_CHECKING:
-    from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Plan, Policy, Workload
+    from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Plan, Policy, Requests
+    from kvplan.progress import Progress
 
 app = typer.Typer(
     help="How much GPU, host and disk memory to give to the KV cache, and why.",
@@ -190,38 +191,27 @@ def estimate(
     answer(document, as_json=as_json, output=output, quiet=quiet)
 
 
-def _workload(
+def _requests(
     logs: list[Path],
     *,
-    quiet: bool,
+    listen: Progress,
     format: str | None = None,
     block_tokens: int | None = None,
     tokenizer: Path | None = None,
     tenant_by: str | None = None,
     skip_bad: int = 0,
-    capacity_blocks: tuple[int, ...] = (),
-    capacity_tokens: tuple[int, ...] = (),
-    ttl_s: float | None = None,
-) -> Document[Workload]:
-    from kvplan.console import progress
-    from kvplan.files import wrap
+) -> Requests:
     from kvplan.logs import read
-    from kvplan.workload import profile
 
-    with progress(quiet) as listen:
-        requests = read(
-            logs,
-            format=format,
-            block_tokens=block_tokens,
-            tokenizer=tokenizer,
-            tenant_by=tenant_by,
-            skip_bad=skip_bad,
-            progress=listen,
-        )
-        data = profile(
-            requests, capacity_blocks=capacity_blocks, capacity_tokens=capacity_tokens, ttl_s=ttl_s, progress=listen
-        )
-    return wrap(data)
+    return read(
+        logs,
+        format=format,
+        block_tokens=block_tokens,
+        tokenizer=tokenizer,
+        tenant_by=tenant_by,
+        skip_bad=skip_bad,
+        progress=listen,
+    )
 
 
 @app.command()
@@ -243,21 +233,25 @@ def workload(
 
     Example: kvplan workload trace.jsonl.gz --capacity-blocks 10000
     """
-    from kvplan.console import answer
+    from kvplan.console import answer, progress
+    from kvplan.files import wrap
+    from kvplan.workload import profile
 
-    document = _workload(
-        logs,
-        quiet=quiet,
-        format=format,
-        block_tokens=block_tokens,
-        tokenizer=tokenizer,
-        tenant_by=tenant_by,
-        skip_bad=skip_bad,
-        capacity_blocks=tuple(capacity_blocks or ()),
-        capacity_tokens=tuple(_opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ()),
-        ttl_s=_opt("--ttl", ttl, parse_duration),
-    )
-    answer(document, as_json=as_json, output=output, quiet=quiet)
+    tokens = tuple(_opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ())
+    ttl_s = _opt("--ttl", ttl, parse_duration)
+    with progress(quiet) as listen:
+        requests = _requests(
+            logs,
+            listen=listen,
+            format=format,
+            block_tokens=block_tokens,
+            tokenizer=tokenizer,
+            tenant_by=tenant_by,
+            skip_bad=skip_bad,
+        )
+        blocks = tuple(capacity_blocks or ())
+        data = profile(requests, capacity_blocks=blocks, capacity_tokens=tokens, ttl_s=ttl_s, progress=listen)
+    answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
 
 
 @app.command()
@@ -308,6 +302,21 @@ def _plan(documents: list[Document[Any]], gpu: str | None, policy: Policy) -> Do
 
     inputs = (_pick(documents, "estimate", True), _pick(documents, "workload", True), _pick(documents, "probe", False))
     return wrap(make(*inputs, _gpu_spec(gpu), policy))
+
+
+def _profiled(
+    inputs: list[Document[Any]], requests: Requests, gpu: str | None, policy: Policy, listen: Progress
+) -> list[Document[Any]]:
+    """The inputs with the log's profile, its curve exact at the capacities this plan will ask about."""
+    from kvplan.files import wrap
+    from kvplan.plan import capacities
+    from kvplan.workload import profile
+
+    first = wrap(profile(requests, progress=listen))
+    if not any(document.kind == "kvplan.estimate" for document in inputs):
+        return [*inputs, first]
+    wanted = capacities(_pick(inputs, "estimate", True), first, _pick(inputs, "probe", False), _gpu_spec(gpu), policy)
+    return [*inputs, wrap(profile(requests, capacity_tokens=wanted, progress=listen))]
 
 
 def _policy(
@@ -409,7 +418,7 @@ def report(
 
     Example: kvplan report --model llama-3.1-8b --log trace.jsonl --probe host.json --gpu h100-80gb -o review.html
     """
-    from kvplan.console import note
+    from kvplan.console import note, progress
     from kvplan.documents import EstimateOptions, Parallel
     from kvplan.files import load
 
@@ -424,15 +433,14 @@ def report(
             gpu=_gpu_spec(gpu),
         )
         inputs.append(_estimate(model, revision, options))
+    policy = _policy(engine, host_memory, disk, forbid_disk, ttl, slo_ttft, replicas, host_link)
     if log:
-        inputs.append(_workload(log, quiet=quiet, format=format, tokenizer=tokenizer, tenant_by=tenant_by))
+        with progress(quiet) as listen:
+            requests = _requests(log, listen=listen, format=format, tokenizer=tokenizer, tenant_by=tenant_by)
+            inputs = _profiled(inputs, requests, gpu, policy, listen)
     if not inputs:
         raise UsageError("nothing to report: name a document, or give --model and --log")
-    if len(inputs) == 1:
-        document = inputs[0]
-    else:
-        policy = _policy(engine, host_memory, disk, forbid_disk, ttl, slo_ttft, replicas, host_link)
-        document = _plan(inputs, gpu, policy)
+    document = inputs[0] if len(inputs) == 1 else _plan(inputs, gpu, policy)
     for path in output or ():
         _write_report(document, path)
         note(f"wrote {path}", quiet)

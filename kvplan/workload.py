@@ -68,6 +68,7 @@ def profile(
         span_s=float(requests.time_s[-1] - requests.time_s[0]) if timed else None,
         block_tokens=requests.block_tokens,
         input_tokens=input_tokens,
+        input_tokens_sq=int(np.square(requests.input_tokens.astype(np.int64)).sum()),
         output_tokens=int(requests.output_tokens.sum()),
         novel_tokens=novel_tokens,
         block_references=len(requests.blocks),

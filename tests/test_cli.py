@@ -120,8 +120,9 @@ def test_a_gzip_log_and_standard_input_read_alike(run: Run, folder: Path, monkey
     with (folder / "trace.jsonl").open() as stream:
         monkeypatch.setattr(sys, "stdin", stream)
         piped = json.loads(run("workload", "-", "--json").out)["data"]
-    for data in (plain, zipped, piped):
+    for data in (plain, zipped, piped):  # what differs is the name of the file
         data.pop("sources")
+        data["findings"] = [found for found in data["findings"] if found["code"] != "log-format"]
     assert plain == zipped == piped
 
 
