@@ -153,7 +153,9 @@ def _legend(palette: Palette, names: list[str]) -> alt.Legend | None:
 def _plot(plot: Plot, palette: Palette) -> Any:
     x_domain, y_domain = scales.domains(plot)
     x_axis, x_scale = _axis(plot.x, x_domain, title=plot.x.title, grid=False)
-    y_axis, y_scale = _axis(plot.y, y_domain, title=None, domain=False, ticks=False, minExtent=_SIDE, maxExtent=_SIDE)
+    y_axis, y_scale = _axis(
+        plot.y, y_domain, title=None, domain=False, ticks=False, labelPadding=6, minExtent=_SIDE, maxExtent=_SIDE
+    )
     x, y = alt.X("x:Q", axis=x_axis, scale=x_scale), alt.Y("y:Q", axis=y_axis, scale=y_scale)
     named: list[Bins | Series] = [*plot.bins, *plot.series]
     names = [clean(one.name) for one in named]

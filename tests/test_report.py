@@ -31,7 +31,7 @@ from kvplan.documents import Document, Finding
 from kvplan.errors import KvplanError
 from kvplan.files import dump, load
 from kvplan.page import Decision, Figure, Findings, Page, Row, Table, alts, clean, prose
-from kvplan.pages.plan import policy_flags
+from kvplan.pages.plan_inputs import policy_flags, unflagged
 from kvplan.render import html, markdown
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -466,6 +466,42 @@ def test_the_command_that_does_it_again_is_one_that_a_shell_understands() -> Non
     assert words[words.index("--host-memory") + 1] == f"{2**39}B"
     assert {"--forbid-disk", "--ttl", "--replicas"} <= set(words)
     assert policy_flags(documents.Policy()) == ["--engine", "vllm"]
+    assert "Python interface" not in out
+
+
+def test_what_no_flag_can_set_is_said() -> None:
+    policy = documents.Policy(growth=2.0, headroom_ratio=0.2)
+    assert unflagged(policy) == ["growth", "headroom_ratio"]
+    out = printed(plan_with(policy=policy), 4000, full=True)
+    assert "through the Python interface: growth, headroom ratio." in out
+    assert re.search(r"growth +2 +configured", out)
+    assert re.search(r"headroom +20.0 % +configured", out)
+    assert re.search(r"tolerance +2.0 % +default", out)
+
+
+def test_every_flag_named_is_one_that_the_command_line_has() -> None:
+    policy = documents.Policy(
+        host_memory_bytes=1,
+        disk_bytes=1,
+        ttl_s=1.0,
+        slo_ttft_s=1.0,
+        replicas=2,
+        host_link_bytes_per_s=1.0,
+        forbid_disk=True,
+    )
+    arguments = [sys.executable, "-m", "kvplan", "plan", "--help"]
+    shown = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
+    for flag in (word for word in policy_flags(policy) if word.startswith("--")):
+        assert flag in shown.stdout
+
+
+def test_a_long_table_shows_its_short_form_first() -> None:
+    workload = samples.workload().data
+    points = tuple(replace(workload.curve[0], capacity_tokens=1000 * n, hit_ratio=n / 200) for n in range(1, 61))
+    text = report.html(report.sections(samples.envelope("workload", replace(workload, curve=points))))
+    before, after = text.split("<summary>All 60 rows</summary>")
+    assert 5 <= before.rpartition("<tbody>")[2].count("</tr>") <= 12
+    assert after.count("</tr>") >= 60
 
 
 def test_findings_come_gravest_first() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 
-from kvplan.documents import Alternative, Budget, Document, Limit, Plan, Policy
+from kvplan.documents import Alternative, Budget, Document, Limit, Plan
 from kvplan.page import Block, Code, Decision, Fact, Facts, Page, Row, Section, Text, Tone
-from kvplan.pages import parts, plan_figures, workload_figures
+from kvplan.pages import parts, plan_figures, plan_inputs, workload_figures
 from kvplan.pages.probe import prefill_facts
 from kvplan.render.scales import show
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
@@ -39,8 +38,8 @@ def page(document: Document[Plan]) -> Page:
         *_sensitivity(plan),
         _confidence(plan),
         _evidence(plan),
-        _inputs(plan),
-        _reproduce(plan),
+        plan_inputs.inputs(plan),
+        plan_inputs.reproduce(plan),
     )
     return Page(
         kind=document.kind,
@@ -298,61 +297,3 @@ def _evidence(plan: Plan) -> Section:
     reading = "Every input to the decision, and where it came from."
     block = parts.table("what|value|?from|source|date", rows)
     return Section(name="evidence", heading="Evidence", reading=reading, blocks=(block,))
-
-
-def _inputs(plan: Plan) -> Section:
-    inputs = plan.inputs
-    estimate = inputs.estimate.data
-    rows = [
-        (
-            "estimate",
-            f"{estimate.model.id}, {estimate.engine}, {estimate.kv_dtype}, {parts.parallel(estimate.parallel)}",
-            parts.model_source(estimate.model),
-            inputs.estimate.created,
-        )
-    ]
-    for source in inputs.workload.data.sources:
-        text = f"{parts.plural(source.requests, 'request')}, {source.format}"
-        rows.append(("workload", f"{source.name}: {text}", f"sha256 {source.sha256[:12]}", inputs.workload.created))
-    if inputs.probe is not None:
-        host = inputs.probe.data.host
-        rows.append(
-            (
-                "probe",
-                f"{host.cpu}, {show_bytes(host.memory_total_bytes)}, {host.gpu_status}",
-                f"{host.system}, kernel {host.kernel}",
-                inputs.probe.created,
-            )
-        )
-    if inputs.gpu is not None:
-        rows.append(("GPU", inputs.gpu.name, inputs.gpu.source, inputs.gpu.date))
-    return Section(name="inputs", heading="What went in", blocks=(parts.table("document|what|identity|date", rows),))
-
-
-def policy_flags(policy: Policy) -> list[str]:
-    """The command-line flags that set this policy, where it is not the default."""
-    default = Policy()
-    flags = ["--engine", policy.engine]
-    sizes = (("--host-memory", policy.host_memory_bytes), ("--disk", policy.disk_bytes))
-    for flag, size in sizes:
-        if size is not None:
-            flags += [flag, f"{size}B"]
-    if policy.forbid_disk:
-        flags.append("--forbid-disk")
-    for flag, seconds in (("--ttl", policy.ttl_s), ("--slo-ttft", policy.slo_ttft_s)):
-        if seconds is not None:
-            flags += [flag, f"{seconds:g}s"]
-    if policy.replicas != default.replicas:
-        flags += ["--replicas", str(policy.replicas)]
-    if policy.host_link_bytes_per_s is not None:
-        flags += ["--host-link", f"{policy.host_link_bytes_per_s:.0f}B/s"]
-    return flags
-
-
-def _reproduce(plan: Plan) -> Section:
-    inputs = plan.inputs
-    documents = ["estimate.json", "workload.json"] + (["probe.json"] if inputs.probe is not None else [])
-    gpu = ["--gpu", inputs.gpu.name] if inputs.gpu is not None else []
-    command = shlex.join(["kvplan", "plan", *documents, *gpu, *policy_flags(plan.policy), "-o", "plan.json"])
-    reading = "From the documents that this plan embeds, saved under these names: the same input gives the same plan."
-    return Section(name="reproduce", heading="Do it again", reading=reading, blocks=(Code(text=command),))

@@ -12,6 +12,7 @@ import html as stdlib_html
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -44,6 +45,7 @@ from kvplan.render.scales import show
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _WORDY = 28  # cells longer than this are sentences and may be folded
 _LONG_VALUE = 18
+_MANY = 20  # longer tables show their short form first
 _UNITS = re.compile(r"(?<=\d) (?=(?:%|[KMGT]i?B(?:/s)?|B|kB/s|ns|µs|ms|s|min|h|d|[kMGT])(?:[\s,.;:)]|$))")
 
 
@@ -146,6 +148,13 @@ def _decision(block: Decision) -> str:
 def _table(table: Table) -> str:
     if not table.rows:
         return ""
+    if table.short and len(table.rows) > _MANY:
+        every = f"<summary>All {len(table.rows)} rows</summary>{_grid(table)}"
+        return f'{_grid(replace(table, rows=table.short))}<details class="rows">{every}</details>'
+    return _grid(table)
+
+
+def _grid(table: Table) -> str:
     used = [i for i in range(len(table.columns)) if any(row.cells[i] for row in table.rows)]
     columns = [table.columns[index] for index in used]
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
@@ -172,11 +181,15 @@ def _cell(text: str, column: Column) -> str:
         case "number":
             return f'<td class="number">{escape(text)}</td>'
         case "code":
-            return f"<td><code>{escape(text)}</code></td>" if text else "<td></td>"
+            return f'<td class="{_measure(text)}"><code>{escape(text)}</code></td>' if text else "<td></td>"
         case "provenance":
             return f"<td>{_badge(text)}</td>" if re.fullmatch("[a-z]+", text) else f"<td>{escape(text)}</td>"
         case "text":
-            return f'<td class="{"words" if len(text) > _WORDY else "short"}">{words(text)}</td>'
+            return f'<td class="{_measure(text)}">{words(text)}</td>'
+
+
+def _measure(text: str) -> str:
+    return "words" if len(text) > _WORDY else "short"
 
 
 def _code(block: Code) -> str:
