@@ -85,6 +85,9 @@ def test_estimate_on_a_plain_config_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_workload_on_hashes_loads_no_text_library(tmp_path: Path) -> None:
-    rows = [{"timestamp": n * 1000, "input_length": 1024, "output_length": 9, "hash_ids": [0, n]} for n in range(1, 9)]
+    rows = [
+        {"timestamp": n * 1000, "input_length": 513 + 511 * (n % 2), "output_length": 9, "hash_ids": [0, n]}
+        for n in range(1, 9)
+    ]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert loaded_by(["workload", "trace.jsonl"], tmp_path) <= {"numba", "numpy"}
