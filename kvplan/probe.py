@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvplan import probe_disk, probe_host
+from kvplan import cuda, probe_disk, probe_gpu, probe_host
 from kvplan.documents import Finding, Host, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
 from kvplan.progress import Progress, silent
@@ -99,6 +99,8 @@ def measure(options: ProbeOptions, progress: Progress = silent) -> Probe:
     progress("reading what this host is")
     todo = plan_of(options)
     probe = Probe(host=todo.host, findings=_findings(options, todo.host))
+    if todo.gpu_s:
+        probe = _with_gpus(probe, options, todo.gpu_s, progress)
     for disk in todo.disks:
         found = probe_disk.measure(disk, seed=options.seed, progress=progress)
         probe = replace(
@@ -109,6 +111,37 @@ def measure(options: ProbeOptions, progress: Progress = silent) -> Probe:
             findings=(*probe.findings, *found.findings),
         )
     return replace(probe, wall_s=time.monotonic() - began)
+
+
+def _with_gpus(probe: Probe, options: ProbeOptions, seconds: float, progress: Progress) -> Probe:
+    """The probe with every GPU's links. Where torch cannot reach them that is an error only if GPUs were asked for."""
+    try:
+        devices = cuda.devices()
+    except KvplanError as error:
+        if "gpu" in options.only:
+            raise
+        finding = Finding(
+            severity="warning", code="gpu-not-measured", text=f"no host to GPU link was measured: {error}"
+        )
+        return replace(probe, findings=(*probe.findings, finding))
+    for gpu in devices:
+        found = probe_gpu.measure(
+            gpu,
+            probe.host,
+            seconds=seconds / len(devices),
+            granules=options.granule_bytes,
+            seed=options.seed,
+            progress=progress,
+        )
+        gpus = tuple(found.gpu if found.gpu and found.gpu.index == old.index else old for old in probe.host.gpus)
+        probe = replace(
+            probe,
+            host=replace(probe.host, gpus=gpus),
+            links=(*probe.links, *found.links),
+            pinning=(*probe.pinning, found.pinning),
+            findings=(*probe.findings, *found.findings),
+        )
+    return probe
 
 
 def _findings(options: ProbeOptions, host: Host) -> tuple[Finding, ...]:

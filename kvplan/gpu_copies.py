@@ -1,0 +1,164 @@
+"""Timed and verified copies between host memory and one GPU: one direction alone, or beside the opposite one.
+
+A train is one pass over a buffer in pieces of one size, timed by marks in the device's own stream. Before every timed
+train its source gets a pattern never used before, and after it every word of the target is compared, so a copy that
+was reported done but did not happen is seen as surely as a flipped bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.cuda import Direction, Gpu, HostArray, fill_host, wrong_host_words
+
+_BATCH = 8  # copies queued on one stream before the other gets its turn
+_AGREE, _AGREEING, _UNSETTLED = 0.02, 3, 0.1
+_FEWEST_TRAINS, _MOST_TRAINS = 5, 40
+_FEWEST_SINGLES, _MOST_SINGLES = 5, 200
+_WARM_SHARE, _SINGLES_SHARE = 0.3, 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One direction with a host buffer, device memory of the same size and a stream of its own."""
+
+    direction: Direction
+    host: HostArray
+    memory: Any
+    stream: Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Seen:
+    """What a cell showed: bytes per second of each train, seconds of each single copy, and what was wrong with it."""
+
+    rates: list[float] = field(default_factory=list)
+    latencies: list[float] = field(default_factory=list)
+    copies: int = 0
+    wrong_words: int = 0
+    settled: bool = True
+    concurrent: bool = True
+
+
+class Copies:
+    """Copies of one piece size in one lane, beside those of `opposite` where one is given."""
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        lane: Lane,
+        granule: int,
+        opposite: Lane | None,
+        base: NDArray[np.uint64],
+        random: np.random.Generator,
+    ) -> None:
+        self.gpu, self.lane, self.opposite = gpu, lane, opposite
+        self.granule = granule
+        self.base, self.random = base, random
+        self.pieces = gpu.prepare(lane.direction, lane.host, lane.memory, granule)
+        self.beside = (
+            gpu.prepare(opposite.direction, opposite.host, opposite.memory, granule) if opposite is not None else ()
+        )
+
+    def measure(self, seconds: float) -> Seen:
+        """Warm up, time trains, then single copies, in about `seconds`; never fewer of each than a figure needs."""
+        seen = Seen()
+        self._warm(seconds * _WARM_SHARE, seen)
+        self._trains(seconds * (1 - _WARM_SHARE - _SINGLES_SHARE), seen)
+        self._singles(seconds * _SINGLES_SHARE, seen)
+        return seen
+
+    def load(self, trains: int) -> None:
+        """Queue some trains and return while they run."""
+        for _ in range(trains):
+            self.gpu.submit(self.lane.stream, self.pieces)
+
+    def _train(self, seen: Seen) -> float:
+        """Seconds of one train. The opposite lane starts first and has twice the work, so that it lasts throughout."""
+        gpu, mine = self.gpu, self.lane.stream
+        behind = deque(_batches(self.beside) * 2)
+        theirs = self.opposite.stream if self.opposite is not None else None
+        if behind:
+            gpu.submit(theirs, behind.popleft())
+        start = gpu.mark(mine)
+        for batch in _batches(self.pieces):
+            gpu.submit(mine, batch)
+            if behind:
+                gpu.submit(theirs, behind.popleft())
+        end = gpu.mark(mine)
+        while behind:
+            gpu.submit(theirs, behind.popleft())
+        if theirs is None:
+            return gpu.seconds(start, end)
+        last = gpu.mark(theirs)
+        gpu.wait(theirs)
+        seconds = gpu.seconds(start, end)
+        seen.concurrent &= gpu.seconds(start, last) >= seconds
+        return seconds
+
+    def _warm(self, seconds: float, seen: Seen) -> None:
+        """Copy until trains agree: clocks, power states and a link that idled at a lower speed take time to come up."""
+        until = time.monotonic() + seconds
+        times: list[float] = []
+        while True:
+            times.append(self._train(seen))
+            last = times[-_AGREEING:]
+            spread = max(last) / max(min(last), 1e-9) - 1
+            if len(last) == _AGREEING and (spread <= _AGREE or time.monotonic() >= until):
+                seen.settled = spread <= _UNSETTLED
+                return
+
+    def _trains(self, seconds: float, seen: Seen) -> None:
+        until = time.monotonic() + seconds
+        size = len(self.lane.host)
+        while len(seen.rates) < _FEWEST_TRAINS or (len(seen.rates) < _MOST_TRAINS and time.monotonic() < until):
+            key = self._refresh()
+            seen.rates.append(size / self._train(seen))
+            seen.wrong_words += self._wrong_words(key, size)
+            seen.copies += len(self.pieces)
+
+    def _singles(self, seconds: float, seen: Seen) -> None:
+        """One copy at a time, from submitting it to knowing that it is done: what a lone block load waits for."""
+        until = time.monotonic() + seconds
+        whole = self.pieces[: len(self.lane.host) // self.granule]
+        while len(seen.latencies) < _FEWEST_SINGLES or time.monotonic() < until:
+            key = self._refresh()
+            count = 0
+            for piece in whole[: _MOST_SINGLES - len(seen.latencies)]:
+                began = time.perf_counter()
+                self.gpu.submit(self.lane.stream, (piece,))
+                self.gpu.wait(self.lane.stream)
+                seen.latencies.append(time.perf_counter() - began)
+                count += 1
+                if len(seen.latencies) >= _FEWEST_SINGLES and time.monotonic() >= until:
+                    break
+            seen.wrong_words += self._wrong_words(key, count * self.granule)
+            seen.copies += count
+            if len(seen.latencies) >= _MOST_SINGLES:
+                return
+
+    def _refresh(self) -> int:
+        """Give the source a pattern that was never there before, so that what the target still holds is wrong."""
+        key = int(self.random.integers(1, 1 << 64, dtype=np.uint64))
+        if self.lane.direction == "h2d":
+            fill_host(self.lane.host, self.base, key)
+        else:
+            self.gpu.fill(self.lane.memory, key)
+        return key
+
+    def _wrong_words(self, key: int, size: int) -> int:
+        """Words of the target that differ from the source's pattern, compared on the target's own side."""
+        if self.lane.direction == "h2d":
+            return self.gpu.wrong_words(self.lane.memory, key, size)
+        return wrong_host_words(self.lane.host[:size], self.base, key)
+
+
+def _batches(pieces: Sequence[Any]) -> list[Sequence[Any]]:
+    return [pieces[at : at + _BATCH] for at in range(0, len(pieces), _BATCH)]

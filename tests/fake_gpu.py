@@ -1,0 +1,93 @@
+"""A GPU made of host memory: it moves real bytes, keeps real time, and can be told to misbehave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvplan.cuda import Direction, HostArray, PinError, base_words, fill_host, wrong_host_words
+from kvplan.units import GiB
+
+
+@dataclass
+class FakeGpu:
+    """Copies run when they are submitted. `corrupt_after`, `lose_after`: the number of bytes after which one byte is
+    flipped, or one copy reports success and moves nothing. `pin_limit`: bytes that can be page-locked, in all."""
+
+    index: int = 0
+    pci: str | None = None
+    memory_bytes: int = GiB
+    pin_limit: int | None = None
+    largest_pin: int | None = None
+    corrupt_after: int | None = None
+    lose_after: int | None = None
+    admits_pinned: bool = True
+    error: Exception | None = None
+    pinned: dict[int, int] = field(default_factory=dict)
+    peak_pinned: int = 0
+    moved: dict[str, int] = field(default_factory=lambda: {"h2d": 0, "d2h": 0})
+    waits: int = 0
+
+    def free_bytes(self) -> int:
+        return self.memory_bytes
+
+    def pin(self, address: int, size: int) -> None:
+        assert address % 4096 == 0
+        total = sum(self.pinned.values()) + size
+        if self.pin_limit is not None and total > self.pin_limit:
+            raise PinError("cudaHostRegister: out of memory")
+        if self.largest_pin is not None and size > self.largest_pin:
+            raise PinError("cudaHostRegister: invalid argument")
+        self.pinned[address] = size
+        self.peak_pinned = max(self.peak_pinned, total)
+
+    def unpin(self, address: int) -> None:
+        del self.pinned[address]
+
+    def is_pinned(self, host: HostArray) -> bool:
+        return self.admits_pinned and self._inside(host)
+
+    def _inside(self, host: HostArray) -> bool:
+        at = host.ctypes.data
+        return any(start <= at and at + len(host) <= start + size for start, size in self.pinned.items())
+
+    def allocate(self, size: int) -> HostArray:
+        return np.zeros(size, dtype=np.uint8)
+
+    def stream(self) -> str:
+        return "stream"
+
+    def prepare(self, direction: Direction, host: HostArray, memory: HostArray, granule: int) -> list[Any]:
+        ends = [(memory[at : at + granule], host[at : at + granule]) for at in range(0, len(host), granule)]
+        return [(direction, *(end if direction == "h2d" else end[::-1])) for end in ends]
+
+    def submit(self, stream: Any, pieces: Sequence[Any]) -> None:
+        for direction, target, source in pieces:
+            if self.error is not None:
+                raise self.error
+            before = sum(self.moved.values())
+            self.moved[direction] += len(source)
+            after = sum(self.moved.values())
+            if self.lose_after is None or not before <= self.lose_after < after:
+                target[:] = source
+            if self.corrupt_after is not None and before <= self.corrupt_after < after:
+                target[self.corrupt_after - before] ^= 0x10
+
+    def mark(self, stream: Any) -> float:
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        return end - start
+
+    def wait(self, stream: Any) -> None:
+        self.waits += 1
+
+    def fill(self, memory: HostArray, key: int) -> None:
+        fill_host(memory, base_words(len(memory)), key)
+
+    def wrong_words(self, memory: HostArray, key: int, size: int) -> int:
+        return wrong_host_words(memory[:size], base_words(size), key)

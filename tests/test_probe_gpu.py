@@ -1,0 +1,337 @@
+"""The GPU probe against a stand-in that moves real bytes, honest or not; and the real one where a CUDA device is."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_gpu import FakeGpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan import cuda, gpu_copies, nvml, pinning, probe, probe_gpu, probe_host
+from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions
+from kvplan.errors import KvplanError
+from kvplan.units import GiB, KiB, MiB
+
+BUFFER = 4 * MiB
+
+
+def host(**more: Any) -> Host:
+    fields: dict[str, Any] = {
+        "system": "Linux",
+        "kernel": "6.8",
+        "cpu": "Example",
+        "cores": 2,
+        "memory_total_bytes": 64 * GiB,
+        "memory_available_bytes": 60 * GiB,
+        "usable_memory_bytes": 60 * GiB,
+        "gpu_status": "1 GPU",
+    }
+    return Host(**{**fields, **more})
+
+
+def device(**more: Any) -> GpuDevice:
+    fields: dict[str, Any] = {"index": 0, "name": "Example", "total_bytes": 80 * GiB, "free_bytes": 79 * GiB}
+    return GpuDevice(**{**fields, **more})
+
+
+def measure(gpu: FakeGpu, **more: Any) -> probe_gpu.GpuResult:
+    fields: dict[str, Any] = {"seconds": 0.0, "buffer_bytes": BUFFER, "pin_bytes": 2 * BUFFER, "host": host()}
+    fields.update(more)
+    return probe_gpu.measure(gpu, fields.pop("host"), **fields)
+
+
+def copies_of(gpu: FakeGpu, direction: cuda.Direction, size: int, granule: int) -> gpu_copies.Copies:
+    buffer = np.zeros(size, dtype=np.uint8)
+    lane = gpu_copies.Lane(direction=direction, host=buffer, memory=gpu.allocate(size), stream="stream")
+    return gpu_copies.Copies(gpu, lane, granule, None, cuda.base_words(size), np.random.default_rng(0))
+
+
+@pytest.fixture(scope="module")
+def honest() -> tuple[FakeGpu, probe_gpu.GpuResult]:
+    gpu = FakeGpu()
+    return gpu, measure(gpu, seconds=1.0, granules=(81_920,))
+
+
+# ---- an honest device
+
+
+def test_every_cell_is_there_and_clean(honest: tuple[FakeGpu, probe_gpu.GpuResult]) -> None:
+    _, found = honest
+    shapes = {(link.direction, link.granule_bytes, link.concurrent, "pageable" in link.flags) for link in found.links}
+    sizes = (64 * KiB, 81_920, 256 * KiB, MiB, 4 * MiB)
+    alone = {(way, size, "none", False) for way in ("h2d", "d2h") for size in sizes}
+    both = {(way, size, "opposite direction", False) for way in ("h2d", "d2h") for size in (81_920, MiB, 4 * MiB)}
+    pageable = {(way, size, "none", True) for way in ("h2d", "d2h") for size in (MiB, 4 * MiB)}
+    assert shapes == alone | both | pageable
+    assert len(found.links) == len(shapes)
+    assert not [finding for finding in found.findings if finding.severity == "error"]
+    for link in found.links:
+        assert (link.source, link.target) == (("host", "gpu0") if link.direction == "h2d" else ("gpu0", "host"))
+        assert set(link.flags) <= {"pageable", "not-steady"}
+        assert 0 < link.p5_bytes_per_s <= link.p50_bytes_per_s <= link.p95_bytes_per_s
+        assert 0 < link.p50_latency_s <= link.p99_latency_s
+        assert link.depth == 1
+        assert ("page-locked" in link.method) != ("pageable" in link.flags)
+
+
+def test_page_locked_memory_is_given_back(honest: tuple[FakeGpu, probe_gpu.GpuResult]) -> None:
+    gpu, found = honest
+    assert gpu.peak_pinned == found.pinning.pinned_bytes == found.pinning.requested_bytes == 2 * BUFFER
+    assert (found.pinning.largest_bytes, found.pinning.stopped) == (BUFFER, None)
+    assert gpu.pinned == {}
+
+
+def test_progress_names_cell_and_rate() -> None:
+    said: list[str] = []
+    measure(FakeGpu(), progress=lambda what, done=None: said.append(what))
+    assert said[0] == "gpu0: page-locking host memory"
+    assert any(line.startswith("gpu0: h2d 1.00 MiB beside the opposite direction: ") for line in said)
+
+
+def test_uneven_pieces_move_the_whole_buffer() -> None:
+    found = measure(FakeGpu(), granules=(MiB + 40_961,))
+    assert [link.granule_bytes for link in found.links if link.granule_bytes > MiB][2:4] == [MiB + 40_968] * 2
+    assert not any("corrupt" in link.flags for link in found.links)
+
+
+# ---- devices that lie
+
+
+@pytest.mark.parametrize("after", [12 * MiB, 20 * MiB + 3, 31 * MiB, 52 * MiB - 1])
+def test_one_corrupted_byte_is_caught_in_the_cell_it_hit(after: int) -> None:
+    """The first cell warms up with three trains of 4 MiB, then times five trains and five single copies."""
+    found = measure(FakeGpu(corrupt_after=after))
+    assert ["corrupt" in link.flags for link in found.links] == [True] + [False] * (len(found.links) - 1)
+    assert [finding.code for finding in found.findings if finding.severity == "error"] == ["gpu-corrupt"]
+
+
+def test_one_corrupted_byte_in_a_billion_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_copies, "_FEWEST_TRAINS", 14)
+    seen = copies_of(FakeGpu(corrupt_after=10**9), "h2d", 64 * MiB, 16 * MiB).measure(0.0)
+    assert seen.wrong_words == 1
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+@pytest.mark.parametrize("fault", ["corrupt", "lose"])
+def test_every_timed_copy_is_verified(direction: cuda.Direction, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever copy of any timed train or single goes wrong, it is seen."""
+    monkeypatch.setattr(gpu_copies.Copies, "_warm", lambda self, seconds, seen: None)
+    size = 64 * KiB
+    for copy in range(5 * 8 + 5):  # five trains of eight pieces, then five single copies
+        gpu = FakeGpu(**{f"{fault}_after": copy * size + 17})
+        seen = copies_of(gpu, direction, 8 * size, size).measure(0.0)
+        assert seen.copies == 45
+        assert seen.wrong_words == (1 if fault == "corrupt" else size // 8)
+
+
+def test_a_copy_that_moves_nothing_is_caught() -> None:
+    found = measure(FakeGpu(lose_after=20 * MiB))
+    assert any("corrupt" in link.flags for link in found.links)
+
+
+# ---- page-locking
+
+
+def test_pinning_that_stops_is_reported_with_what_worked() -> None:
+    gpu = FakeGpu(pin_limit=500_000_000)
+    with pinning.pin(gpu, 0, 1024 * MiB, chunk=256 * MiB) as arena:
+        report = arena.report
+        assert 500_000_000 - MiB < report.pinned_bytes <= 500_000_000
+        assert report.largest_bytes == 256 * MiB
+        assert report.stopped == "cudaHostRegister: out of memory"
+        assert sum(gpu.pinned.values()) == report.pinned_bytes
+        pair = arena.pair(64 * MiB)
+        assert pair is not None
+        assert [len(half) for half in pair] == [64 * MiB] * 2
+        assert all(gpu.is_pinned(half) for half in pair)
+    assert gpu.pinned == {}
+
+
+def test_limited_pinning_is_a_finding() -> None:
+    found = measure(FakeGpu(pin_limit=6 * MiB))
+    (finding,) = [finding for finding in found.findings if finding.code == "gpu-pinning-limited"]
+    assert "only 6.00 MiB of 8.00 MiB could be page-locked: cudaHostRegister: out of memory" in finding.text
+    assert {link.granule_bytes for link in found.links} >= {64 * KiB, MiB}
+
+
+def test_a_cap_on_a_single_registration_is_worked_around() -> None:
+    gpu = FakeGpu(largest_pin=2 * MiB)
+    found = measure(gpu)
+    assert (found.pinning.pinned_bytes, found.pinning.largest_bytes) == (2 * BUFFER, 2 * MiB)
+    assert found.pinning.stopped is None
+    assert max(link.granule_bytes for link in found.links) == 2 * MiB  # no copy crosses two registrations
+
+
+@pytest.mark.parametrize("gpu", [FakeGpu(pin_limit=0), FakeGpu(admits_pinned=False)])
+def test_without_page_locked_memory_only_flagged_links_remain(gpu: FakeGpu) -> None:
+    found = measure(gpu)
+    assert found.pinning.pinned_bytes == 0
+    assert {finding.code for finding in found.findings if finding.severity == "error"} == {"gpu-not-pinned"}
+    assert found.links
+    assert all("pageable" in link.flags for link in found.links)
+    assert gpu.pinned == {}
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 24), st.integers(0, 40), st.integers(1, 40))
+def test_pairs_lie_in_one_registration_each(chunk: int, limit: int, wanted: int) -> None:
+    gpu = FakeGpu(pin_limit=limit * MiB)
+    with pinning.pin(gpu, 0, 32 * MiB, chunk=chunk * MiB) as arena:
+        assert arena.report.pinned_bytes == min(32, limit) * MiB
+        pair = arena.pair(wanted * MiB)
+        if pair is None:
+            assert limit < 2
+            return
+        first, second = pair
+        assert len(first) == len(second) <= wanted * MiB
+        assert gpu.is_pinned(first)
+        assert gpu.is_pinned(second)
+        gap = abs(first.ctypes.data - second.ctypes.data)
+        assert gap >= len(first)
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize("error", [KvplanError("gpu0: could not copy: CUDA error"), KeyboardInterrupt()])
+def test_a_failing_or_interrupted_run_gives_the_memory_back(error: BaseException) -> None:
+    gpu = FakeGpu(error=error)  # type: ignore[arg-type]
+    before = os.sched_getaffinity(0)
+    with pytest.raises(type(error)):
+        measure(gpu)
+    assert gpu.peak_pinned == 2 * BUFFER
+    assert gpu.pinned == {}
+    assert gpu.waits >= 2  # both streams were empty before it went
+    assert os.sched_getaffinity(0) == before
+
+
+def test_a_full_gpu_is_one_clear_line() -> None:
+    with pytest.raises(KvplanError, match=r"gpu0: only 8.00 MiB of device memory free, the probe needs 16.00 MiB"):
+        measure(FakeGpu(memory_bytes=8 * MiB))
+
+
+def test_a_host_without_memory_to_lock_is_one_clear_line() -> None:
+    with pytest.raises(KvplanError, match="too little to page-lock"):
+        measure(FakeGpu(), host=host(usable_memory_bytes=8 * MiB))
+
+
+# ---- what stands around a copy
+
+
+def test_the_gpu_is_found_by_its_address_and_its_node_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES=1 makes the second card CUDA's first."""
+    cpus = sorted(os.sched_getaffinity(0))
+    cards = tuple(device(index=index, pci=f"0000:{index + 1:02x}:00.0", numa_node=index) for index in range(2))
+    nodes = tuple(NumaNode(node=n, total_bytes=GiB, free_bytes=GiB, cpus=str(cpus[-1]) if n else "") for n in range(2))
+    seen: list[set[int]] = []
+    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=4, width=8))
+    machine = host(gpus=cards, numa=nodes)
+    gpu = FakeGpu(pci="0000:02:00.0")
+    found = measure(gpu, host=machine, progress=lambda *_: seen.append(os.sched_getaffinity(0)))
+    assert found.gpu is not None
+    assert found.gpu.index == found.pinning.gpu == 1
+    assert {link.source for link in found.links} == {"host", "gpu1"}
+    assert "node 1" in found.links[0].method
+    assert seen[-1] == {cpus[-1]}
+    assert os.sched_getaffinity(0) == set(cpus)
+
+
+def test_a_slow_link_a_hot_gpu_and_company_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = nvml.LinkState(generation=3, width=16, throttled=("hot",), other_processes=2)
+    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: state)
+    card = device(pci="0000:01:00.0", link_generation=1, max_link_generation=5, link_width=16, max_link_width=16)
+    found = measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(card,)))
+    assert found.gpu is not None
+    assert found.gpu.link_generation == 3  # under load, not the idle 1 of the inventory
+    told = {finding.code: finding.text for finding in found.findings}
+    assert told["gpu-link-downgraded"] == "gpu0: PCIe link generation is 3 under load, 5 is possible"
+    assert set(told) == {"gpu-link-downgraded", "gpu-throttled", "gpu-shared"}
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("", set()), ("3", {3}), ("0-2,8", {0, 1, 2, 8}), ("0-1,4-5", {0, 1, 4, 5})]
+)
+def test_cpu_lists(text: str, cpus: set[int]) -> None:
+    assert probe_gpu.parse_cpus(text) == cpus
+
+
+# ---- the whole probe
+
+
+def test_the_probe_joins_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = tuple(device(index=index, pci=f"0000:{index + 1:02x}:00.0") for index in range(2))
+    monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=cards))
+    monkeypatch.setattr(cuda, "devices", lambda: tuple(FakeGpu(index=n, pci=cards[n].pci) for n in range(2)))
+    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=5, width=16))
+    small = partial(probe_gpu.measure, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
+    monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **{**more, "seconds": 0.0}))
+    found = probe.measure(ProbeOptions(only=("gpu",), budget_s=1.0))
+    assert {link.source for link in found.links} == {"host", "gpu0", "gpu1"}
+    assert [report.gpu for report in found.pinning] == [0, 1]
+    assert [card.link_generation for card in found.host.gpus] == [5, 5]
+
+
+def test_a_gpu_that_torch_cannot_reach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=(device(),)))
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: None)
+    found = probe.measure(ProbeOptions())
+    assert "gpu-not-measured" in [finding.code for finding in found.findings]
+    with pytest.raises(KvplanError, match=r"install kvplan\[gpu\]"):
+        probe.measure(ProbeOptions(only=("gpu",)))
+
+
+# ---- the torch side, as far as it goes without a GPU
+
+
+def test_torch_and_numpy_agree_on_the_pattern() -> None:
+    torch = pytest.importorskip("torch")
+    size, key = MiB + 64, 0xFEDCBA9876543210
+    memory = torch.zeros(size, dtype=torch.uint8)
+    cuda.fill_tensor(memory, key)
+    expected = np.empty(size, dtype=np.uint8)
+    cuda.fill_host(expected, cuda.base_words(size), key)
+    assert np.array_equal(memory.numpy(), expected)
+    assert cuda.wrong_tensor_words(memory, key, size) == 0
+    memory[size - 1] ^= 1
+    memory[3] ^= 1
+    assert cuda.wrong_tensor_words(memory, key, size) == 2
+    assert cuda.wrong_tensor_words(memory, key, size - 8) == 1
+    assert cuda.wrong_tensor_words(memory, key ^ 1, size) == size // 8
+
+
+def test_torch_pieces_cover_the_buffer_in_both_directions() -> None:
+    torch = pytest.importorskip("torch")
+    buffer = torch.arange(100, dtype=torch.uint8)
+    memory = torch.zeros(100, dtype=torch.uint8)
+    for target, source in cuda.tensor_pieces("h2d", buffer, memory, 16):
+        target.copy_(source, non_blocking=True)
+    assert torch.equal(memory, buffer)
+    buffer.zero_()
+    for target, source in cuda.tensor_pieces("d2h", buffer, memory, 16):
+        target.copy_(source, non_blocking=True)
+    assert torch.equal(memory, buffer)
+
+
+def test_torch_without_cuda_is_one_clear_line() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here: its absence was not tried")
+    with pytest.raises(KvplanError, match="measuring a GPU needs torch with CUDA, but torch"):
+        cuda.devices()
+
+
+@pytest.mark.gpu
+def test_a_real_gpu() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: the real copies were not tried")
+    found = probe.measure(ProbeOptions(only=("gpu",), budget_s=20.0))
+    assert not [finding for finding in found.findings if finding.severity == "error"]
+    pinned = [link for link in found.links if not link.flags and link.concurrent == "none"]
+    assert {link.direction for link in pinned} == {"h2d", "d2h"}
