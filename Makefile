@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 # constraints.txt pins the torch that development uses; on a GPU host the same pin takes its CUDA build.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint style gpu-check bench clean
+.PHONY: help demo test lint style docs gpu-check bench-startup clean
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,6 +38,12 @@ lint: $(VENV)/.dev
 style: $(VENV)/.dev ## Format the code and fix what can be fixed.
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev ## Regenerate the command reference and the map of the code.
+	$(BIN)/python docs/generate.py
+
+bench-startup: $(VENV)/.dev ## CPU seconds of whole commands.
+	$(BIN)/python benchmarks/startup.py
 
 gpu-check: $(VENV)/.dev ## On a GPU host: measure its links in under five minutes and print one page.
 	$(BIN)/python benchmarks/gpu_check.py
