@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -324,6 +327,92 @@ def test_torch_without_cuda_is_one_clear_line() -> None:
         pytest.skip("a CUDA device is here: its absence was not tried")
     with pytest.raises(KvplanError, match="measuring a GPU needs torch with CUDA, but torch"):
         cuda.devices()
+
+
+class Runtime:
+    """CUDA's runtime as torch exposes it; refuses registrations above a size and then keeps the error, as CUDA does."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest, self.registered, self.last_error = largest, set(), 0
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        self.last_error = 2 if size > self.largest else 0
+        self.registered |= set() if self.last_error else {address}
+        return self.last_error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        self.registered.remove(address)
+        return 0
+
+    def cudaGetErrorString(self, status: int) -> str:
+        return "out of memory"
+
+
+@pytest.fixture
+def cpu_as_cuda(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    """torch with its CPU in place of a CUDA device: the same tensors and copies, streams and events that do nothing."""
+    torch = pytest.importorskip("torch")
+    runtime = Runtime(largest=2 * MiB)
+
+    def ones(*sizes: int, device: Any) -> Any:
+        if runtime.last_error:
+            runtime.last_error = 0
+            raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+        return torch.zeros(*sizes) + 1
+
+    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None, elapsed_time=lambda other: 2.0)
+    fake = {
+        "cudart": lambda: runtime,
+        "device": lambda device: nullcontext(),
+        "stream": lambda stream: nullcontext(),
+        "Stream": lambda device: SimpleNamespace(synchronize=lambda: None),
+        "Event": lambda enable_timing: event,
+        "synchronize": lambda device: None,
+        "mem_get_info": lambda device: (GiB, GiB),
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "get_device_properties": lambda n: SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0),
+    }
+    shim = ModuleType("torch")
+    shim.__dict__.update({name: getattr(torch, name) for name in ("zeros", "uint8", "int64", "arange")})
+    shim.__dict__.update(ones=ones, device=lambda *_: torch.device("cpu"), cuda=SimpleNamespace(**fake))
+
+    shim.__dict__.update(from_numpy=torch.from_numpy)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in runtime.registered)
+    monkeypatch.setitem(sys.modules, "torch", shim)
+    return runtime
+
+
+def test_the_torch_device_runs_the_whole_probe(cpu_as_cuda: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: True)
+    (gpu,) = cuda.devices()
+    assert gpu.pci == "0000:3b:00.0"
+    found = probe_gpu.measure(gpu, host(), seconds=0.0, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
+    assert [finding.code for finding in found.findings] == []
+    assert not any("corrupt" in link.flags for link in found.links)
+    assert (found.pinning.pinned_bytes, found.pinning.largest_bytes) == (2 * BUFFER, 2 * MiB)
+    assert cpu_as_cuda.registered == set()
+
+
+def test_a_refused_page_lock_leaves_no_error_behind(cpu_as_cuda: Runtime) -> None:
+    gpu = cuda.TorchGpu(0)
+    with pytest.raises(cuda.PinError, match="cudaHostRegister: out of memory"):
+        gpu.pin(4096, 4 * MiB)
+    assert cpu_as_cuda.last_error == 0
+
+
+def test_a_cuda_failure_is_one_clear_line(cpu_as_cuda: Runtime) -> None:
+    gpu = cuda.TorchGpu(0)
+    cpu_as_cuda.last_error = 700
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nFor debugging …")
+
+    piece = (SimpleNamespace(copy_=fails), None)
+    with pytest.raises(
+        KvplanError, match=r"^gpu0: could not copy: CUDA error: an illegal memory access was encountered$"
+    ):
+        gpu.submit(gpu.stream(), [piece])
 
 
 @pytest.mark.gpu
