@@ -22,6 +22,7 @@ _FLAGS: dict[str, tuple[str, Callable[..., str]]] = {
     "replicas": ("--replicas", str),
     "host_link_bytes_per_s": ("--host-link", "{:.0f}B/s".format),
 }
+_SHORT = {"gpu": "GPU", "ttl": "TTL", "slo": "SLO", "ttft": "TTFT"}
 _UNITS: dict[str, Callable[[float], str]] = {
     "_bytes_per_s": show_rate,
     "_bytes": show_bytes,
@@ -56,8 +57,8 @@ def _line(policy: Policy, name: str) -> Row:
     value = getattr(policy, name)
     kept = value == getattr(_DEFAULT, name)
     unit = next((suffix for suffix in _UNITS if name.endswith(suffix)), "")
-    words = name.removesuffix(unit).replace("_", " ")
-    return Row(cells=(words, _value(value, unit), "default" if kept else "configured"), strong=not kept)
+    words = (_SHORT.get(word, word) for word in name.removesuffix(unit).split("_"))
+    return Row(cells=(" ".join(words), _value(value, unit), "default" if kept else "configured"), strong=not kept)
 
 
 def _value(value: object, unit: str) -> str:
