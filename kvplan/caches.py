@@ -22,9 +22,12 @@ def head_dim(c: Config) -> int:
     width = c.optional("head_dim", least=0)
     if width:
         return width
-    hidden, heads = c.number("hidden_size"), c.number("num_attention_heads")
+    return _share("hidden_size", c.number("hidden_size"), c.number("num_attention_heads"), c)
+
+
+def _share(key: str, hidden: int, heads: int, c: Config) -> int:
     if hidden % heads:
-        raise KvplanError(f"{c.where}: no 'head_dim', and 'hidden_size' {hidden} is no multiple of {heads} heads")
+        raise KvplanError(f"{c.where}: no head width, and {key!r} {hidden} is no multiple of {heads} heads")
     return hidden // heads
 
 
@@ -193,7 +196,7 @@ def self_and_cross(c: Config, index: int) -> Caches:
     """A decoder layer of an encoder-decoder model: its own K and V, and those of the encoder's output."""
     c = c.asking()
     heads = c.number("decoder_attention_heads")
-    width = c.optional("d_kv") or c.number("d_model") // heads
+    width = c.optional("d_kv") or _share("d_model", c.number("d_model"), heads, c)
     own = LayerCache(kind="full", heads=heads, k_dim=width, v_dim=width, keys=c.keys())
     positions = c.optional("max_source_positions")
     far = LayerCache(kind="cross", heads=heads, k_dim=width, v_dim=width, fixed_tokens=positions, keys=c.keys())

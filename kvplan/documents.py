@@ -178,8 +178,8 @@ class Model:
     findings: tuple[Finding, ...] = ()
 
     def counted(self) -> tuple[tuple[Layer, int], ...]:
-        """Each distinct kind of layer with the number of layers of it, in the order first met."""
-        return tuple((layer, self.order.count(index)) for index, layer in enumerate(self.layers))
+        """Each distinct kind of layer that occurs in `order`, with the number of layers of it, in the order first met."""
+        return tuple((layer, times) for i, layer in enumerate(self.layers) if (times := self.order.count(i)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

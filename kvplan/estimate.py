@@ -138,6 +138,8 @@ def _filled(
     memory: GpuMemory, options: EstimateOptions, layout: Layout, context: int | None
 ) -> tuple[GpuMemory, tuple[Finding, ...]]:
     """The same memory with the tokens and sequences that it holds, at the context and at every length asked for."""
+    if not layout.groups:
+        return memory, ()
     lengths = sorted({*options.at, *([context] if context else [])})
     if not lengths:
         text = "the model states no context length: give --max-model-len for the tokens that fit"

@@ -37,7 +37,8 @@ def fetch(repo: str, revision: str | None = None, *, hint: str = "") -> Found:
     """
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # it retries for half a minute, and would say so between our lines
+    # It retries for half a minute, and would say so between our lines.
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     path = _download(repo, CONFIG, revision, hint)
     if path is None:
         raise KvplanError(f"{repo}: the repository has no {CONFIG}: give a model in the format of transformers{hint}")

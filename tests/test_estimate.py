@@ -352,6 +352,23 @@ def test_unknown_weights_are_said() -> None:
     assert "weights-unknown" in [finding.code for finding in found.findings]
 
 
+def test_a_draft_that_shares_every_layer_costs_nothing(tmp_path: Path) -> None:
+    """Case A15: no division by zero, and a note."""
+    text = {"model_type": "gemma4_text", "num_hidden_layers": 4, "num_kv_shared_layers": 4, "hidden_size": 64}
+    text |= {"num_attention_heads": 4, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma4", "text_config": text}))
+    for name in ("none", "vllm"):
+        found = run(str(tmp_path), engine=name, kv_memory_bytes=GiB, at=(100,))
+        assert found.kv.bytes_per_token == found.kv.bytes_at[0].steady_bytes == 0
+        assert [finding.code for finding in found.findings] == ["no-cache"]
+
+
+def test_a_pipeline_stage_without_any_cache_is_not_the_fullest() -> None:
+    staged = run("nemotron-h-56b", engine="vllm", pp=118, kv_memory_bytes=20 * GiB)
+    assert staged.kv.bytes_per_token_per_gpu == 4096
+    assert staged.engine_view["num_blocks"]
+
+
 def test_no_budget_without_a_gpu() -> None:
     found = run("llama-3.1-8b", engine="vllm")
     assert found.memory is None

@@ -99,6 +99,9 @@ class NoneLayout:
     def findings(self) -> tuple[Finding, ...]:
         """Where the model leaves two honest answers."""
         found = []
+        if not self._groups:
+            text = "no layer of this model keeps a cache of its own"
+            found.append(Finding(severity="warning", code="no-cache", text=text))
         states = [tensor for group in self._groups for tensor in group.cache.state if tensor.role == "state"]
         if any(tensor.dtype is None for tensor in states):
             text = "the config states no dtype for the recurrent state: counted in fp32, as reference code keeps it"

@@ -135,6 +135,8 @@ class VllmLayout:
     def _pool(self, stage: Model, *, hybrid: bool) -> Pool:
         """How one stage's rank spends a block. Layers that all grow alike make one group, whatever their pages."""
         kinds = self._pages(stage, hybrid=hybrid)
+        if not kinds:
+            return Pool(0, ())
         if len({(kind.cache.kind in ("full", "latent", "indexer"), kind.cache.window_tokens) for kind in kinds}) == 1:
             return Pool(sum(kind.layers * kind.bytes for kind in kinds), ((kinds[0], 1),))
         widest = max(kind.bytes for kind in kinds)
@@ -240,7 +242,7 @@ class VllmLayout:
         return [self._pool(stage, hybrid=False) for stage in self._stages]
 
     def _num_blocks(self, kv_bytes: int) -> int:
-        return min(kv_bytes // pool.block_bytes if pool.block_bytes else 0 for pool in self._pools)
+        return min((kv_bytes // pool.block_bytes for pool in self._pools if pool.block_bytes), default=0)
 
     def sequences_held(self, kv_bytes: int, tokens: int) -> float:
         """Requests of `tokens` tokens admitted at once: blocks of the pool over blocks of a request."""
