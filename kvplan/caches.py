@@ -22,7 +22,9 @@ def head_dim(c: Config) -> int:
     width = c.optional("head_dim", least=0)
     if width:
         return width
-    return _share("hidden_size", c.number("hidden_size"), c.number("num_attention_heads"), c)
+    width = _share("hidden_size", c.number("hidden_size"), c.number("num_attention_heads"), c)
+    c.used["head_dim derived: hidden_size / num_attention_heads"] = None
+    return width
 
 
 def _share(key: str, hidden: int, heads: int, c: Config) -> int:

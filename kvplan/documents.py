@@ -178,7 +178,7 @@ class Model:
     findings: tuple[Finding, ...] = ()
 
     def counted(self) -> tuple[tuple[Layer, int], ...]:
-        """Each distinct kind of layer that occurs in `order`, with the number of layers of it, in the order first met."""
+        """Each kind of layer that occurs in `order`, with the number of layers of it, in the order first met."""
         return tuple((layer, times) for i, layer in enumerate(self.layers) if (times := self.order.count(i)))
 
 
@@ -481,14 +481,182 @@ class Drift:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hits:
+    """Hits of a cache of `capacity_blocks` blocks over a whole log or a named part; the ratio is by input tokens."""
+
+    capacity_blocks: Count
+    hit_requests: Count
+    hit_blocks: Count
+    hit_tokens: Tokens
+    hit_ratio: Ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HitRates:
+    """What an infinite cache hits of one set of requests, by each definition in use, each with its own denominator.
+
+    `token_hit_ratio` is hit tokens over input tokens, `block_hit_ratio` hit blocks over block references,
+    `request_any_hit_ratio` requests with at least one block hit over requests. `measured_from` is the first request
+    counted, from 0; those before it only warm the cache.
+    """
+
+    measured_from: Count
+    requests: Count
+    block_references: Count
+    input_tokens: Tokens
+    hit_requests: Count
+    hit_blocks: Count
+    hit_tokens: Tokens
+    token_hit_ratio: Ratio
+    block_hit_ratio: Ratio
+    request_any_hit_ratio: Ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCurve:
+    """Hits under another replacement policy at chosen capacities, cold start; all evict leaves only."""
+
+    policy: str
+    points: tuple[Hits, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """What is lost if tenants share nothing: hits and blocks of an infinite cache, and the curve of one LRU pool."""
+
+    hit_tokens: Tokens
+    isolated_hit_tokens: Tokens
+    blocks: Count
+    isolated_blocks: Count
+    curve: tuple[Hits, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Granularity:
+    """Hits of an infinite cache that reuses whole granules of so many tokens only, last token computed.
+
+    A granule is a larger block, or the distance between the checkpoints that a model with recurrent state keeps.
+    """
+
+    granule_tokens: Tokens
+    hit_tokens: Tokens
+    hit_ratio: Ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """The log spread over `replicas` servers, each with a cache of its own; capacities are those of one server.
+
+    `ceiling` is for infinite caches. `load_imbalance` is the input tokens of the busiest server over the mean of all,
+    `computed_imbalance` the same for the tokens that are left to compute under the ceiling.
+    """
+
+    replicas: Count
+    routing: str
+    ceiling: Hits
+    load_imbalance: float
+    computed_imbalance: float
+    curve: tuple[Hits, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """What one tier of a stack of LRU caches adds, and what is written into it over the whole log, cold start.
+
+    Inclusive: every tier holds what it has room for, whatever is above it. Exclusive: a tier takes what the one above
+    drops, and a hit moves the block back to the top.
+    """
+
+    arrangement: Literal["inclusive", "exclusive"]
+    level: Count
+    capacity_blocks: Count
+    hit_blocks: Count
+    hit_tokens: Tokens
+    written_blocks: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefix:
+    """A stretch of prompt, from its first to its last token, that the same `requests` requests share.
+
+    `saved_tokens` is what an infinite cache saves with it, `first_request` the first request that has it, from 0.
+    """
+
+    from_tokens: Tokens
+    to_tokens: Tokens
+    requests: Count
+    saved_tokens: Tokens
+    first_request: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HotSet:
+    """The fewest blocks that give `hit_share_ratio` of the block hits of an infinite cache."""
+
+    hit_share_ratio: Ratio
+    blocks: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReuseSource:
+    """Tokens whose last use was by `who`: the same session, the same tenant, another tenant, or unknown."""
+
+    who: Literal["same session", "same tenant", "another tenant", "unknown"]
+    tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrivals:
+    """What arrived in one hour of the day over the whole log: UTC where time stamps are dates, else from its start."""
+
+    hour: Annotated[int, msgspec.Meta(ge=0, le=23)]
+    requests: Count
+    input_tokens: Tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a sampled curve was made, and its error: the standard error over independent samples, the worst point."""
+
+    rate: Ratio
+    samples: Count
+    hot_blocks: Count
+    sampled_references: Count
+    worst_standard_error_ratio: Ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """An earlier period's log against this one; positive changes mean that this one has more.
+
+    `known_hit_ratio` is the share of this period's input tokens that an infinite cache still warm from the earlier
+    period hits, to hold against `ceiling_hit_ratio`, which starts cold.
+    """
+
+    sources: tuple[LogSource, ...]
+    requests: Count
+    span_s: Seconds | None
+    input_tokens: Tokens
+    mean_input_tokens_change: float
+    ceiling_hit_ratio: Ratio
+    known_hit_ratio: Ratio
+    curve: tuple[Hits, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """What a request log reuses, in tokens, free of any model. See docs/workload.md for each definition.
 
     `novel_tokens` are the input tokens that even an infinite cache has to compute, `one_off_tokens_ratio` the share of
     them that nothing ever reuses. `input_tokens_sq` is the sum over requests of (input tokens)², for the quadratic part
     of prefill time. With `ttl_s` set, the curve is that of an LRU cache that also drops what was not used
-    for so long; the two ceilings, the intervals and the tenants are free of it. What needs time stamps is None or
-    empty where the log has none.
+    for so long; the two ceilings, the intervals, the tenants and the what-ifs are free of it. What needs time stamps
+    is None or empty where the log has none.
+
+    `cold` counts every request from an empty cache, `warm` (and `warm_curve`) only the later ones while the earlier
+    warm the cache. `without_one_off` is LRU that does not store the blocks that are never used again.
+    `prompt_end_hit_ratio` is the ceiling where a model's state is kept only at the ends of prompts,
+    `decoded_ceiling_hit_ratio` an upper bound of the ceiling where decoded blocks are cached too.
     """
 
     sources: tuple[LogSource, ...]
@@ -512,12 +680,29 @@ class Workload:
     input_tokens_sq: Count | None = None
     ttl_s: Seconds | None = None
     load_window_s: Seconds | None = None
+    cold: HitRates | None = None
+    warm: HitRates | None = None
+    warm_curve: tuple[Hits, ...] = ()
     optimal: tuple[CurvePoint, ...] = ()
+    policies: tuple[PolicyCurve, ...] = ()
+    sampling: Sampling | None = None
     reuse_intervals: tuple[Interval, ...] = ()
     reused_prefix_lengths: tuple[PrefixClass, ...] = ()
     working_set: tuple[WorkingSet, ...] = ()
     load: tuple[Load, ...] = ()
+    arrivals: tuple[Arrivals, ...] = ()
     tenants: tuple[Tenant, ...] = ()
+    isolation: Isolation | None = None
+    reused_from: tuple[ReuseSource, ...] = ()
+    top_prefixes: tuple[SharedPrefix, ...] = ()
+    hot_set: tuple[HotSet, ...] = ()
+    without_one_off: tuple[Hits, ...] = ()
+    granularities: tuple[Granularity, ...] = ()
+    prompt_end_hit_ratio: Ratio | None = None
+    decoded_ceiling_hit_ratio: Ratio | None = None
+    replicas: tuple[Replicas, ...] = ()
+    tiers: tuple[Tier, ...] = ()
+    compared: Comparison | None = None
     drift: tuple[Drift, ...] = ()
     findings: tuple[Finding, ...] = ()
 
