@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from kvplan import architecture, params, quantization, weights
 from kvplan.catalog import models as catalogued
-from kvplan.compute import compute
 from kvplan.documents import CatalogueModel, Finding, Model, ModelRef, Weights
 from kvplan.errors import KvplanError
 from kvplan.files import reason
-from kvplan.modelconfig import Config, Json, shown
+from kvplan.models import architecture, params, quantization, weights
+from kvplan.models.compute import compute
+from kvplan.models.config import Config, Json, shown
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 CONFIG_LIMIT = 64 * 2**20  # no config.json is larger; a weights file given by mistake is
@@ -132,7 +132,7 @@ def _beside(file: Path) -> bytes | None:
 
 
 def _from_hub(repo: str, revision: str | None) -> Source:
-    from kvplan import hub
+    from kvplan.models import hub
 
     entry = catalogued.find_hub(repo)
     hint = f"; the catalogue has its figures: --model {entry.name}" if entry else ""

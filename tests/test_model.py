@@ -14,13 +14,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvplan import architecture, params
 from kvplan.catalog import models as catalogued
 from kvplan.documents import Layer, LayerCache, Model, ModelRef
 from kvplan.errors import KvplanError
-from kvplan.families import BY_TYPE, FAMILIES
 from kvplan.files import json_schema
 from kvplan.model import catalogue, context_tokens, from_config, load_model
+from kvplan.models import architecture, params
+from kvplan.models.families import BY_TYPE, FAMILIES
 
 SHARED_CONFIGS = Path(__file__).resolve().parents[2] / "shared" / "configs"
 CONFIGS = sorted(path.stem for path in SHARED_CONFIGS.glob("*.json")) or ["(no reference configs)"]

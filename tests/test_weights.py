@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan import weights
 from kvplan.errors import KvplanError
 from kvplan.model import load_model
+from kvplan.models import weights
 
 SIZES = {"F32": 4, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4}
 CONFIG = {

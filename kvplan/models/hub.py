@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvplan import quantization, weights
 from kvplan.documents import Weights
 from kvplan.errors import KvplanError
 from kvplan.files import reason
+from kvplan.models import quantization, weights
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"

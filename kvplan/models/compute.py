@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from kvplan.architecture import Facts
 from kvplan.documents import Compute, LayerCache
-from kvplan.modelconfig import Config
-from kvplan.params import Counts
+from kvplan.models.architecture import Facts
+from kvplan.models.config import Config
+from kvplan.models.params import Counts
 
 
 def compute(counts: Counts | None, facts: Facts) -> Compute | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from kvplan.architecture import Facts
-from kvplan.caches import head_dim, kv_heads, nas_block
 from kvplan.errors import KvplanError
-from kvplan.modelconfig import Config, MissingKey
+from kvplan.models.architecture import Facts
+from kvplan.models.caches import head_dim, kv_heads, nas_block
+from kvplan.models.config import Config, MissingKey
 
 MAX_PARAMS = 10**15
 

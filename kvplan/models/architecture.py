@@ -15,8 +15,8 @@ from typing import Any
 
 from kvplan.documents import Finding, Layer
 from kvplan.errors import KvplanError
-from kvplan.families import BY_TYPE, NESTED, SILENT, Family
-from kvplan.modelconfig import NESTS, Config, Json, MissingKey
+from kvplan.models.config import NESTS, Config, Json, MissingKey
+from kvplan.models.families import BY_TYPE, NESTED, SILENT, Family
 
 MAX_LAYERS = 10_000
 MAX_ELEMENTS = 2**36  # per token, or per state tensor, of one layer

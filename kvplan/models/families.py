@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvplan import caches, patterns
 from kvplan.documents import LayerCache
-from kvplan.modelconfig import Config
+from kvplan.models import caches, patterns
+from kvplan.models.config import Config
 
 Pattern = Callable[[Config, int], Sequence[str]]
 Builder = Callable[[Config, int], tuple[LayerCache, ...]]

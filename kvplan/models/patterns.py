@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from kvplan.errors import KvplanError
-from kvplan.modelconfig import Config, MissingMap
+from kvplan.models.config import Config, MissingMap
 
 Pattern = Callable[[Config, int], Sequence[str]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvplan.documents import LayerCache, LayerKind, Recurrence, StateTensor
 from kvplan.errors import KvplanError
-from kvplan.modelconfig import Config, MissingKey, shown
+from kvplan.models.config import Config, MissingKey, shown
 
 Caches = tuple[LayerCache, ...]
 

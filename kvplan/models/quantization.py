@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvplan.documents import Weights
-from kvplan.modelconfig import Config, Json
-from kvplan.params import Counts
+from kvplan.models.config import Config, Json
+from kvplan.models.params import Counts
 
 BESIDE = "hf_quant_config.json"  # where ModelOpt checkpoints keep what others put into config.json
 BITS = {"bf16": 16, "fp16": 16, "fp32": 32}
