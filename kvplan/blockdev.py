@@ -90,6 +90,17 @@ def drives(device: int, root: Path = Path("/")) -> tuple[BlockDevice, ...]:
     return tuple(_describe(unique[name], root) for name in sorted(unique))
 
 
+def not_a_drive(device: int, root: Path = Path("/")) -> str | None:
+    """Why direct I/O to a block device (st_dev) still does not reach a drive; None where nothing tells of that."""
+    link = root / f"sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    for leaf in _leaves(Path(os.path.realpath(link))) if link.exists() else ():
+        if leaf.name.startswith(("zram", "ram")):
+            return f"{leaf.name} is memory"
+        if leaf.name.startswith("loop") and _text(leaf / "loop/dio") != "1":
+            return f"{leaf.name} is a file that is read and written through the page cache"
+    return None
+
+
 def _leaves(device: Path) -> Iterator[Path]:
     """Down through partitions to their disk and through device mapper and md to their members."""
     if (device / "partition").exists():

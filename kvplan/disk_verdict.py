@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +27,7 @@ class Evidence:
     written_bytes: int = 0
     checked_bytes: int = 0
     wrong_pages: int = 0
+    not_a_drive: str | None = None
     before: directio.Moved | None = None
     after: directio.Moved | None = None
 
@@ -35,26 +37,46 @@ class Evidence:
         self.cached_pages = max(self.cached_pages or 0, pages or 0) if known else None
 
 
-def verdict(evidence: Evidence, mount: blockdev.Mount | None) -> tuple[Direct, tuple[str, ...], tuple[str, ...]]:
-    """(direct, proof in words, flags for every link of the folder).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The answer, the evidence in words, the part of it that is missing or against, and flags for every link."""
 
-    Proven needs all of: the kernel promises direct I/O (DIOALIGN), no page of the file was ever cached, the storage
-    counters account for what was moved, and every byte read had been written.
+    direct: Direct
+    proof: tuple[str, ...]
+    missing: tuple[str, ...]
+    flags: tuple[str, ...]
+
+
+def verdict(evidence: Evidence, mount: blockdev.Mount | None) -> Verdict:
+    """Judge. Proven needs all of: the kernel promises direct I/O (DIOALIGN), no page of the file was ever cached, the
+    storage counters account for what was moved, every byte read had been written, and the device is a drive.
     """
     proofs = [_promise(evidence), _cache(evidence), _counters(evidence), _written(evidence)]
-    words = tuple(text for _, text in proofs)
-    flags = []
-    if evidence.extents is not None and not evidence.extents.whole:
-        flags.append("unwritten")
-    if evidence.wrong_pages:
-        flags.append("corrupt")
     if mount is not None and mount.remote:
-        flags.append("network")
-    if not evidence.direct:
-        return "no", words, ("page-cache", *flags)
-    if all(good for good, _ in proofs) and "network" not in flags:
-        return "proven", words, tuple(flags)
-    return "unproven", words, ("page-cache" if evidence.cached_pages else "unproven-direct", *flags)
+        proofs.append((False, f"{mount.kind} is a file system on another machine or in user space"))
+    if evidence.not_a_drive:
+        proofs.append((False, evidence.not_a_drive))
+    missing = tuple(text for good, text in proofs if not good)
+    direct: Direct = "unproven" if missing else "proven"
+    return Verdict(
+        direct=direct if evidence.direct else "no",
+        proof=tuple(text for _, text in proofs),
+        missing=missing,
+        flags=tuple(_flags(evidence, mount, bool(missing))),
+    )
+
+
+def _flags(evidence: Evidence, mount: blockdev.Mount | None, missing: bool) -> Iterator[str]:
+    if not evidence.direct or evidence.cached_pages:
+        yield "page-cache"
+    elif missing:
+        yield "unproven-direct"
+    if evidence.extents is not None and not evidence.extents.whole:
+        yield "unwritten"
+    if evidence.wrong_pages:
+        yield "corrupt"
+    if mount is not None and mount.remote:
+        yield "network"
 
 
 def _promise(evidence: Evidence) -> tuple[bool, str]:

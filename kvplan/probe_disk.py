@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvplan import blockdev, directio, disk_io, scratch
-from kvplan.disk_verdict import Direct, Evidence, verdict
+from kvplan.disk_verdict import Evidence, Verdict, verdict
 from kvplan.documents import Disk, Finding, Link
 from kvplan.errors import KvplanError
 from kvplan.files import reason
@@ -150,7 +150,11 @@ class _Run:
         self.todo, self.file, self.seed, self.progress = todo, file, seed, progress
         self.fd = file.descriptor
         self.began = time.monotonic()
-        self.evidence = Evidence(direct=file.direct, alignment=directio.statx(self.fd))
+        self.evidence = Evidence(
+            direct=file.direct,
+            alignment=directio.statx(self.fd),
+            not_a_drive=blockdev.not_a_drive(todo.folder.device),
+        )
         self.evidence.before = directio.moved(todo.folder.device)
         self.filled = disk_io.Pattern(seed, _FILL_TAG, _FILL_GRANULE)
         self.size = todo.file_bytes
@@ -165,14 +169,14 @@ class _Run:
             scratch.check_still_there(self.todo.folder)
             self.done.append((cell, self._sweep(cell, position)))
         self.evidence.after = directio.moved(self.todo.folder.device)
-        direct, proof, flags = verdict(self.evidence, self.todo.folder.mount)
-        links = [self._link(cell, done, flags) for cell, done in self.done]
-        links.insert(0, self._first_write(first, flags))
+        judged = verdict(self.evidence, self.todo.folder.mount)
+        links = [self._link(cell, done, judged.flags) for cell, done in self.done]
+        links.insert(0, self._first_write(first, judged.flags))
         return DiskResult(
-            disk=self._disk(direct, proof, flags),
+            disk=self._disk(judged),
             links=tuple(links),
             written_bytes=self.evidence.written_bytes,
-            findings=self._findings(direct, proof, links),
+            findings=self._findings(judged, links),
         )
 
     def _left_s(self) -> float:
@@ -294,7 +298,7 @@ class _Run:
         how = "reserved" if self.file.reserved else "sparse"
         return self._link(cell, done, ("first-write", *flags), f"in order, first write into {how} space")
 
-    def _disk(self, direct: Direct, proof: tuple[str, ...], flags: tuple[str, ...]) -> Disk:
+    def _disk(self, judged: Verdict) -> Disk:
         folder = self.todo.folder
         members = blockdev.drives(folder.device)
         rotational = {member.rotational for member in members}
@@ -304,16 +308,16 @@ class _Run:
             device=folder.mount.source if folder.mount else "unknown",
             total_bytes=folder.total_bytes,
             free_bytes=folder.free_bytes,
-            direct=direct,
-            proof=proof,
+            direct=judged.direct,
+            proof=judged.proof,
             model=", ".join(sorted({member.model for member in members if member.model})) or None,
             rotational=rotational.pop() if len(rotational) == 1 else None,
             members=members,
             scratch_bytes=self.size,
-            flags=flags,
+            flags=judged.flags,
         )
 
-    def _findings(self, direct: Direct, proof: tuple[str, ...], links: list[Link]) -> tuple[Finding, ...]:
+    def _findings(self, judged: Verdict, links: list[Link]) -> tuple[Finding, ...]:
         """What a reader should know of this folder's figures beyond the figures."""
         path, found = self.todo.folder.path, []
 
@@ -323,8 +327,9 @@ class _Run:
         if self.evidence.wrong_pages:
             pages, checked = self.evidence.wrong_pages, show_bytes(self.evidence.checked_bytes)
             say("error", "disk-corrupt", f"{pages} pages in {checked} checked were not what was written: distrust it")
-        if direct != "proven":
-            say("warning", "disk-not-proven-direct", f"not proven that I/O reaches the drive: {'; '.join(proof)}")
+        if judged.missing:
+            why = "; ".join(judged.missing)
+            say("warning", "disk-not-proven-direct", f"not proven that I/O reaches the drive: {why}")
         if self.size < self.todo.file_bytes:
             sizes = f"{show_bytes(self.size)} instead of {show_bytes(self.todo.file_bytes)}"
             say("warning", "disk-slow", f"so slow that the scratch file was cut to {sizes}")

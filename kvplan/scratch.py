@@ -83,8 +83,8 @@ def check_room(folder: Folder, wanted: int) -> None:
     """Raises KvplanError where a scratch file of `wanted` bytes would take more than a probe may."""
     if wanted > folder.room_bytes:
         raise KvplanError(
-            f"{folder.path}: only {show_bytes(folder.free_bytes)} free: a scratch file of {show_bytes(wanted)} would "
-            f"take more than a quarter of it or of the {show_bytes(folder.reserve_bytes)} kept free: make some room"
+            f"{folder.path}: only {show_bytes(folder.free_bytes)} free: the scratch file of {show_bytes(wanted)} may "
+            f"take a quarter of that and has to leave {show_bytes(folder.reserve_bytes)}: make some room"
         )
 
 

@@ -217,7 +217,7 @@ def test_nearly_full_drive(drive: Path, monkeypatch: pytest.MonkeyPatch) -> None
     squeeze(monkeypatch, 100 * GiB, 10 * GiB)
     text = refused(drive)
     assert "only 10.00 GiB free" in text
-    assert "10.00 GiB kept free" in text
+    assert "has to leave 10.00 GiB" in text
     assert list(drive.iterdir()) == []
 
 
@@ -492,15 +492,20 @@ PROCESS = {"device_read": None, "device_written": None}
             ("unproven-direct", "unwritten"),
         ),
         ({"wrong_pages": 1}, "proven", ("corrupt",)),
+        ({"not_a_drive": "zram0 is memory"}, "unproven", ("unproven-direct",)),
     ],
 )
 def test_verdict(changes: dict[str, Any], direct: str, flags: tuple[str, ...]) -> None:
-    assert disk_verdict.verdict(evidence(**changes), None)[::2] == (direct, flags)
+    judged = disk_verdict.verdict(evidence(**changes), None)
+    assert (judged.direct, judged.flags) == (direct, flags)
+    assert bool(judged.missing) == (direct != "proven")
 
 
 def test_a_network_file_system_is_never_proven() -> None:
     mount = blockdev.Mount(id=1, device="0:50", point="/data", kind="nfs4", source="server:/data")
-    assert disk_verdict.verdict(evidence(), mount)[::2] == ("unproven", ("unproven-direct", "network"))
+    judged = disk_verdict.verdict(evidence(), mount)
+    assert (judged.direct, judged.flags) == ("unproven", ("unproven-direct", "network"))
+    assert judged.missing == ("nfs4 is a file system on another machine or in user space",)
 
 
 # ---- content
@@ -658,6 +663,25 @@ def test_raid_over_nvme_partitions_lists_its_drives(tmp_path: Path) -> None:
     assert (first.link, first.scheduler, first.rotational) == ("16.0 GT/s PCIe x4", "none", False)
     assert (first.size_bytes, first.max_io_bytes, first.requests) == (4_096_000_000_000, 524_288, 1023)
     assert (second.name, second.numa_node, second.link) == ("nvme1n1", 1, "32.0 GT/s PCIe x4")
+
+
+@pytest.mark.parametrize(
+    ("name", "direct", "why"),
+    [
+        ("loop3", "0", "loop3 is a file that is read and written through the page cache"),
+        ("loop3", "1", None),
+        ("zram0", None, "zram0 is memory"),
+        ("nvme0n1", None, None),
+    ],
+)
+def test_devices_that_are_no_drives(tmp_path: Path, name: str, direct: str | None, why: str | None) -> None:
+    device = tmp_path / "sys/devices/virtual/block" / name
+    tree(tmp_path, {f"sys/devices/virtual/block/{name}/size": "8\n"})
+    if direct is not None:
+        tree(device, {"loop/dio": f"{direct}\n"})
+    (tmp_path / "sys/dev/block").mkdir(parents=True)
+    (tmp_path / "sys/dev/block/7:3").symlink_to(device)
+    assert blockdev.not_a_drive(os.makedev(7, 3), tmp_path) == why
 
 
 def test_the_mount_of_a_folder(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import sys
 from contextlib import nullcontext
 from functools import partial
@@ -287,6 +288,30 @@ def test_a_gpu_that_torch_cannot_reach(tmp_path: Path, monkeypatch: pytest.Monke
     assert "gpu-not-measured" in [finding.code for finding in found.findings]
     with pytest.raises(KvplanError, match=r"install kvplan\[gpu\]"):
         probe.measure(ProbeOptions(only=("gpu",)))
+
+
+def test_the_page_of_the_gpu_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).resolve().parents[1] / "benchmarks/gpu_check.py"
+    check = runpy.run_path(str(path))
+    card = device(pci="0000:01:00.0", max_link_generation=5, max_link_width=16)
+    monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=(card,)))
+    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=5, width=16))
+    small = partial(probe_gpu.measure, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
+    monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **{**more, "seconds": 0.0}))
+    for gpu, code, verdict in (
+        (FakeGpu(pci=card.pci), 0, "every word arrived as it was sent"),
+        (FakeGpu(pci=card.pci, corrupt_after=20 * MiB), 1, "1 of 28 cells held wrong data"),
+    ):
+        monkeypatch.setattr(cuda, "devices", lambda gpu=gpu: (gpu,))
+        assert check["main"]() == code
+        page = capsys.readouterr().out
+        assert "Link      generation 5 x16 under load, generation 5 x16 possible; raw 63.01 GB/s each way" in page
+        assert "Pinned    8.00 MiB of 8.00 MiB" in page
+        assert verdict in page
+        assert [line.split()[0] for line in page.splitlines() if "GB/s" in line and "iB " in line][:2] == [
+            "32.00",
+            "64.00",
+        ]
 
 
 # ---- the torch side, as far as it goes without a GPU
