@@ -287,13 +287,15 @@ def percentiles(values: list[int]) -> Percentiles:
 
 
 def _intervals(log: tuple[Request, ...]) -> tuple[Interval, ...]:
+    """Tokens reused within each time, shorter times included."""
     last: dict[int, float] = {}
     bounds = (1.0, 10.0, 60.0, 300.0, 900.0)
     tokens: Counter[float] = Counter()
     for request in log:
         for block in request.blocks:
             if block in last:
-                tokens[next(top for top in bounds if request.time_s - last[block] <= top)] += BLOCK_TOKENS
+                waited = request.time_s - last[block]
+                tokens.update({top: BLOCK_TOKENS for top in bounds if waited <= top})
             last[block] = request.time_s
     return tuple(Interval(at_most_s=top, tokens=tokens[top]) for top in bounds)
 
