@@ -338,7 +338,8 @@ class Requests:
     `input_tokens[r]` is less than `blocks * block_tokens`; a tail without a block (full blocks only) is never reused.
     `output_tokens` is 0 and `duration_s` NaN where the log does not say; `time_s` is NaN for every request where the
     log has no time stamps (the order is then the file's). `tenant` and `session` index `tenants` and count from 0;
-    -1 means the log names none.
+    -1 means the log names none. Where `hashed` is false the log has lengths only: there are no blocks, `block_tokens`
+    is 1, and what it reuses is not known, which is not zero.
     """
 
     block_tokens: int
@@ -353,6 +354,7 @@ class Requests:
     tenants: tuple[str, ...]
     sources: tuple[LogSource, ...]
     findings: tuple[Finding, ...] = ()
+    hashed: bool = True
 
 
 # ---------------------------------------------------------------------------------------------- workload
@@ -948,16 +950,52 @@ class GpuSpec:
     aliases: tuple[str, ...] = ()
 
 
+PriceView = Literal["owned", "bought", "rented"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Prices that the user confirmed, in US dollars; GB are 10^9 bytes. None: not given, and nothing is said with it.
+
+    Bought memory and drives are worn over their life; `disk_writes_per_day` is how often a drive may be written whole
+    each day of its life.
+    """
+
+    date: str
+    source: str
+    gpu_usd_per_hour: float
+    memory_usd_per_gb: float | None = None
+    memory_life_s: Seconds | None = None
+    memory_usd_per_gb_hour: float | None = None
+    disk_usd_per_gb: float | None = None
+    disk_life_s: Seconds | None = None
+    disk_usd_per_gb_hour: float | None = None
+    disk_writes_per_day: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reserve:
+    """Host memory of one replica that something else takes, as the operator states it, in place of an assumption."""
+
+    name: str
+    bytes: Bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """What the operator allows and wants; every default is stated in the plan's evidence.
 
     `engine` rules where the estimate is engine-free. `gpu_memory_utilization` None is the engine's own default.
-    `growth` multiplies the log's demand. A tier is refused below `minimum_gain_ratio` of the GPU's prefill time, and the
-    smallest size within `tolerance_ratio` of the best is taken. `host_memory_bytes` replaces what the probe found usable
-    (never above it), `headroom_ratio` of it stays free. `replicas` share the log by prefix affinity, `replicas_per_host`
-    of them on one host (None: as many as its GPUs hold). `host_link_bytes_per_s` is per GPU. A disk tier has to leave
-    the drive `minimum_disk_life_s` of rated writes.
+    `growth` multiplies the log's demand. A tier is refused below `minimum_gain_ratio` of the GPU's prefill time, and
+    the smallest size within `tolerance_ratio` of the best is taken. `host_memory_bytes` replaces what the probe found
+    usable (never above it), `headroom_ratio` of it stays free, `reserves` state what else takes of it. `replicas`
+    share the log as `routing` says, `replicas_per_host` of them on one host (None: as many as its GPUs hold). `share`
+    says whose cached blocks a request may reuse: everybody's, its own tenant's, nobody's. The engine restarts every
+    `restart_every_s` (None: not in the log's time). `host_link_bytes_per_s` is per GPU. A tier takes `expansion`
+    times the bytes that the estimate states. A disk tier has to leave the drive `minimum_disk_life_s` of rated
+    writes, holds what is computed or, with "second-use", what is computed again, and may count `disk_own_bytes` of
+    its folder as its own. `price_view` says what memory costs when a size is chosen: nothing, its price over its
+    life, or its rent.
     """
 
     engine: str = "vllm"
@@ -978,6 +1016,14 @@ class Policy:
     host_link_bytes_per_s: Rate | None = None
     allow_flagged_links: bool = False
     minimum_disk_life_s: Seconds = 31_536_000.0
+    routing: Literal["affinity", "round-robin"] = "affinity"
+    share: Literal["all", "tenant", "none"] = "all"
+    restart_every_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    expansion: Annotated[float, msgspec.Meta(ge=1)] = 1.0
+    disk_admission: Literal["all", "second-use"] = "all"
+    disk_own_bytes: Bytes = 0
+    reserves: tuple[Reserve, ...] = ()
+    price_view: PriceView = "owned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1019,7 +1065,10 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """One option with its arithmetic: GPU seconds an hour that recomputing would cost more than with no tier at all."""
+    """One option with its arithmetic: GPU seconds an hour that recomputing would cost more than with no tier at all.
+
+    `hold_s_per_hour` is what the memory costs, as GPU time that the same money buys, under the policy's price view.
+    """
 
     name: Literal["nothing", "recommended", "knee", "largest"]
     host_bytes: Bytes
@@ -1033,6 +1082,7 @@ class Alternative:
     loaded_bytes_per_hour: float
     feasible: bool
     why: str
+    hold_s_per_hour: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1061,7 +1111,11 @@ class TierPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benefit:
-    """What the recommendation gains over nothing. Rates are requests per second one replica can sustain."""
+    """What the recommendation gains over nothing. Rates are requests per second one replica can sustain.
+
+    `gpu_hours_per_month` are freed on all replicas together (730 hours a month), `usd_per_hour` is what the GPU time
+    that one replica frees costs at the price given, before memory is paid.
+    """
 
     gpu_s_per_hour_saved: float
     gpu_busy_ratio_off: float
@@ -1070,6 +1124,7 @@ class Benefit:
     sustainable_rate_off: float | None = None
     sustainable_rate_on: float | None = None
     usd_per_hour: float | None = None
+    gpu_hours_per_month: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1094,6 +1149,113 @@ class Sensitivity:
     host_bytes: Bytes
     disk_bytes: Bytes
     net_s_per_hour: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCost:
+    """What one restriction of the policy gives up, as the difference to the same plan without it, for one replica."""
+
+    policy: str
+    hit_ratio: Ratio
+    hit_tokens_per_hour: float
+    gpu_s_per_hour: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One view of the money, for one replica an hour; prefill alone, decoding is not counted.
+
+    `gpu` is the GPU time that the recommendation frees, `hold` what its memory and space cost, `wear` what its writes
+    take of a bought drive. The last two sizes are what this view alone would choose.
+    """
+
+    view: PriceView
+    gpu_usd_per_hour: float
+    hold_usd_per_hour: float
+    wear_usd_per_hour: float
+    net_usd_per_hour: float
+    usd_per_million_input_tokens_off: float
+    usd_per_million_input_tokens_on: float
+    best_host_bytes: Bytes
+    best_disk_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepFor:
+    """Break-even reuse interval: a prefix that is reused sooner than `interval_s` is cheaper kept than recomputed.
+
+    None: it may be kept for ever, since keeping costs nothing; 0: never, since loading costs more than recomputing.
+    `write_ratio` is what writing it once wears off a bought drive, over what recomputing it once costs.
+    """
+
+    tier: Literal["host", "disk"]
+    view: PriceView
+    prefix_tokens: Tokens
+    recompute_usd_per_million_tokens: float
+    interval_s: float | None
+    write_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """A restart of the engine: whether a tier survives it, how long it takes to fill again, what that costs at most."""
+
+    tier: Literal["gpu", "host", "disk"]
+    survives: bool
+    fill_s: Seconds | None
+    lost_gpu_s: float | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeBytes:
+    """Host memory that the plan takes on one NUMA node, all replicas of the host together."""
+
+    node: Count
+    bytes: Bytes
+    available_bytes: Bytes
+    gpus: tuple[Count, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """The plan made again with some inputs changed; `limits` names those that do not hold then."""
+
+    change: str
+    verdict: Literal["nothing", "host", "disk", "host+disk"]
+    gpu_bytes: Bytes
+    host_bytes: Bytes
+    disk_bytes: Bytes
+    hit_ratio: Ratio
+    gpu_busy_ratio: float
+    net_s_per_hour: float
+    grade: Literal["A", "B", "C"]
+    limits: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """One input or figure that differs from an earlier plan, as printed."""
+
+    what: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """An earlier plan beside this one.
+
+    `results` are the figures that moved, `inputs` every input that differs, and `causes` the earlier plan made again
+    with one of its inputs replaced by the new one at a time: what that alone would have changed.
+    """
+
+    created: str
+    decision: str
+    results: tuple[Changed, ...]
+    inputs: tuple[Changed, ...]
+    causes: tuple[WhatIf, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1127,6 +1289,7 @@ class PlanInputs:
     workload: Document[Workload]
     probe: Document[Probe] | None = None
     gpu: GpuSpec | None = None
+    prices: Prices | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -1148,4 +1311,11 @@ class Plan:
     config: Mapping[str, str]
     confidence: Confidence
     evidence: tuple[Evidence, ...]
+    policy_costs: tuple[PolicyCost, ...] = ()
+    costs: tuple[Cost, ...] = ()
+    keep_for: tuple[KeepFor, ...] = ()
+    warm_up: tuple[WarmUp, ...] = ()
+    numa: tuple[NodeBytes, ...] = ()
+    what_if: tuple[WhatIf, ...] = ()
+    against: Against | None = None
     findings: tuple[Finding, ...] = ()

@@ -11,30 +11,18 @@ Blocks are dense ids from 0, each naming a whole prefix: one parent, one depth. 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from kvplan.documents import Requests
+from kvplan.documents import Hits, Requests
+from kvplan.kernels import announce, compiled
 from kvplan.progress import Progress, silent
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _compiled(function: F) -> F:
-    """Compile `function` on first use and keep the machine code between runs, where any folder can be written."""
-    try:
-        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # numba found no folder to cache in: the package's and the user's are read-only
-        return njit(nogil=True)(function)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -78,7 +66,7 @@ class Sweep:
     tokens_sq: Ints
 
 
-@_compiled
+@compiled
 def _find_runs(blocks: NDArray[Any], offsets: Ints, unique: int) -> tuple[Ints, int]:
     requests = offsets.size - 1
     last = np.full(unique, -1, np.int32)  # by block: the request that touched it last
@@ -128,7 +116,7 @@ def _find_runs(blocks: NDArray[Any], offsets: Ints, unique: int) -> tuple[Ints, 
     return runs, found
 
 
-@_compiled
+@compiled
 def _sweep(
     request: Ints,
     depth: Ints,
@@ -176,7 +164,7 @@ def _sweep(
     return blocks, counts, tokens, squares
 
 
-@_compiled
+@compiled
 def _working_set(
     time_s: Floats, request: Ints, toucher: Ints, tokens: Ints, covered: Ints, window_s: float, moments: Floats
 ) -> tuple[int, Ints]:
@@ -207,7 +195,7 @@ def _working_set(
     return peak, at
 
 
-@_compiled
+@compiled
 def _hit_depths_within(blocks: NDArray[Any], offsets: Ints, group: Ints, order: Ints, unique: int) -> Ints:
     seen = np.full(unique, -1, np.int64)  # by block: the group that touched it last; groups come one after another
     depths = np.zeros(order.size, np.int64)
@@ -221,31 +209,20 @@ def _hit_depths_within(blocks: NDArray[Any], offsets: Ints, group: Ints, order: 
     return depths
 
 
-def _must_compile(kernel: Any) -> bool:
-    """Whether calling `kernel` will compile it: no machine code for this source is in memory or on disk."""
-    if kernel.signatures:
-        return False
-    folder = kernel.stats.cache_path
-    if not folder or not os.path.isdir(folder):
-        return True
-    source = os.stat(__file__).st_mtime
-    name = f"*{kernel.py_func.__name__}-*.nbi"
-    return not any(index.stat().st_mtime >= source for index in Path(folder).glob(name))
-
-
-def _ints(values: NDArray[Any]) -> Ints:
+def as_ints(values: NDArray[Any]) -> Ints:
+    """The values as the kernels are compiled for: contiguous int64."""
     return np.ascontiguousarray(values, dtype=np.int64)
 
 
-def _ids(requests: Requests) -> NDArray[Any]:
+def block_ids(requests: Requests) -> NDArray[Any]:
     """The log's block ids in the narrowest type the kernels are compiled for."""
     return np.ascontiguousarray(requests.blocks, np.int32 if requests.blocks.size < 2**31 else np.int64)
 
 
 def covered_tokens(requests: Requests) -> Ints:
     """By request: input tokens that lie in its blocks, int64 (requests,). A tail without a block is left out."""
-    counts = np.diff(_ints(requests.offsets))
-    covered: Ints = np.minimum(_ints(requests.input_tokens), counts * requests.block_tokens)
+    counts = np.diff(as_ints(requests.offsets))
+    covered: Ints = np.minimum(as_ints(requests.input_tokens), counts * requests.block_tokens)
     return covered
 
 
@@ -256,12 +233,10 @@ def unique_blocks(requests: Requests) -> int:
 
 def find_runs(requests: Requests, progress: Progress = silent) -> Runs:
     """Every reuse of the log as runs. O(block references) sequential steps plus O(runs x log requests)."""
-    if _must_compile(_find_runs):
-        progress("compiling the reuse kernel (once, a few seconds; later runs load it)")
+    announce(progress, _find_runs)
     progress("finding every reuse")
-    table, found = _find_runs(_ids(requests), _ints(requests.offsets), unique_blocks(requests))
-    request, toucher, depth, length, rank = (_ints(table[:found, column]) for column in range(5))
-    return Runs(request=request, toucher=toucher, depth=depth, length=length, rank=rank)
+    table, found = _find_runs(block_ids(requests), as_ints(requests.offsets), unique_blocks(requests))
+    return as_runs(table[:found])
 
 
 def run_tokens(runs: Runs, requests: Requests) -> Ints:
@@ -304,8 +279,8 @@ def sweep(runs: Runs, requests: Requests, capacities: Ints, class_ends: Ints) ->
         runs.rank,
         covered_tokens(requests),
         requests.block_tokens,
-        _ints(capacities),
-        _ints(class_ends),
+        as_ints(capacities),
+        as_ints(class_ends),
     )
     return Sweep(hit_blocks=hit_blocks, requests=counts, tokens=tokens, tokens_sq=squares)
 
@@ -332,6 +307,56 @@ def hit_depths_within(requests: Requests, group: Ints) -> Ints:
     """By request: leading blocks an infinite cache holds if nothing is shared between groups, int64 (requests,)."""
     order = np.argsort(group, kind="stable")
     depths: Ints = _hit_depths_within(
-        _ids(requests), _ints(requests.offsets), _ints(group), order, unique_blocks(requests)
+        block_ids(requests), as_ints(requests.offsets), as_ints(group), order, unique_blocks(requests)
     )
     return depths
+
+
+def as_runs(table: Ints) -> Runs:
+    """Runs from a table of their five fields, int64 (runs, 5)."""
+    request, toucher, depth, length, rank = (as_ints(table[:, column]) for column in range(5))
+    return Runs(request=request, toucher=toucher, depth=depth, length=length, rank=rank)
+
+
+def references(requests: Requests) -> Ints:
+    """How many requests have each block, int64 (unique,). Along a path the counts never rise."""
+    return np.bincount(requests.blocks, minlength=unique_blocks(requests))
+
+
+def select(requests: Requests, rows: Ints) -> Requests:
+    """The requests `rows` names, in that order, with their blocks renumbered to be dense again."""
+    count = np.diff(as_ints(requests.offsets))[rows]
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
+    at = np.repeat(as_ints(requests.offsets)[rows] - offsets[:-1], count) + np.arange(offsets[-1])
+    return _with_blocks(requests, rows, offsets, requests.blocks[at])
+
+
+def truncated(requests: Requests, keep: Ints) -> Requests:
+    """Every request with only its leading `keep` blocks; the tokens of the others count as a tail without a block."""
+    count = np.diff(as_ints(requests.offsets))
+    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep)))
+    starts = as_ints(requests.offsets)[:-1]
+    inside = np.arange(requests.blocks.size) - np.repeat(starts, count) < np.repeat(keep, count)
+    return _with_blocks(requests, np.arange(count.size), offsets, requests.blocks[inside])
+
+
+def _with_blocks(requests: Requests, rows: Ints, offsets: Ints, blocks: NDArray[Any]) -> Requests:
+    used = np.zeros(unique_blocks(requests), np.bool_)
+    used[blocks] = True
+    number = (np.cumsum(used) - 1).astype(requests.blocks.dtype)
+    columns = ("time_s", "input_tokens", "output_tokens", "duration_s", "tenant", "session")
+    kept = {name: getattr(requests, name)[rows] for name in columns}
+    return replace(requests, offsets=offsets, blocks=number[blocks], **kept)
+
+
+def hits(requests: Requests, depths: Ints, capacity: int) -> Hits:
+    """What hitting the leading `depths` blocks of each request amounts to."""
+    tokens = np.minimum(depths * requests.block_tokens, covered_tokens(requests))
+    hit, whole = int(tokens.sum()), int(requests.input_tokens.sum())
+    return Hits(
+        capacity_blocks=capacity,
+        hit_requests=int((depths > 0).sum()),
+        hit_blocks=int(depths.sum()),
+        hit_tokens=hit,
+        hit_ratio=hit / whole if whole else 0.0,
+    )

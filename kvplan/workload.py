@@ -178,9 +178,13 @@ def _engine_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
 
 
 def _reused_novel_tokens(runs: reuse.Runs, requests: Requests) -> int:
-    """Tokens that were reused at least once, each counted once: where a run reaches what its toucher brought in."""
+    """Tokens that were reused at least once, each counted once: where a run reaches what its toucher brought in.
+
+    Where one id names blocks of two sizes, at most what the toucher brought in: more of it nobody stored.
+    """
     created_from = reuse.hit_depths(runs, requests)[runs.toucher]
-    covered = reuse.covered_tokens(requests)[runs.request]
+    whole = reuse.covered_tokens(requests)
+    covered = np.minimum(whole[runs.request], whole[runs.toucher])
     first = np.maximum(runs.depth, created_from) * requests.block_tokens
     end = np.minimum((runs.depth + runs.length) * requests.block_tokens, covered)
     return int(np.maximum(end - first, 0).sum())

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan import reuse
+from kvplan import kernels, reuse
 from kvplan.documents import Requests
 
 B = 4  # block tokens in the random logs
@@ -237,12 +237,12 @@ def test_where_nothing_can_be_cached_on_disk_the_kernel_still_compiles(monkeypat
             raise RuntimeError("cannot cache function: no locator available")
         return lambda function: function
 
-    monkeypatch.setattr(reuse, "njit", njit)
-    assert reuse._compiled(len) is len
+    monkeypatch.setattr(kernels, "njit", njit)
+    assert kernels.compiled(len) is len
 
 
 def test_the_first_run_says_that_it_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(reuse, "_must_compile", lambda kernel: True)
+    monkeypatch.setattr(kernels, "must_compile", lambda kernel: True)
     reuse.find_runs(make([[0]], [4]), lambda what, done=None: said.append(what))
     assert "compiling" in said[0]
