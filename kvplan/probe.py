@@ -7,9 +7,10 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvplan import cuda, probe_disk, probe_gpu, probe_host
+from kvplan import probe_disk, probe_gpu, probe_host
 from kvplan.documents import Finding, Host, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
+from kvplan.probing import cuda
 from kvplan.progress import Progress, silent
 from kvplan.units import show_bytes, show_duration
 

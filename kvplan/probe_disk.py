@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kvplan import blockdev, directio, disk_io, scratch
-from kvplan.disk_verdict import Evidence, Verdict, verdict
 from kvplan.documents import Disk, Finding, Link
 from kvplan.errors import KvplanError
 from kvplan.files import reason
+from kvplan.probing import blockdev, directio, disk_io, scratch
+from kvplan.probing.disk_verdict import Evidence, Verdict, verdict
 from kvplan.progress import Progress, silent
 from kvplan.units import GiB, KiB, MiB, show_bytes, show_rate
 

@@ -15,12 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from kvplan import cuda, nvml
-from kvplan.cuda import Direction, Gpu, HostArray
 from kvplan.documents import Finding, GpuDevice, Host, Link, Pinning
 from kvplan.errors import KvplanError
-from kvplan.gpu_copies import Copies, Lane, Seen
-from kvplan.pinning import Arena, pin
+from kvplan.probing import cuda, nvml
+from kvplan.probing.cuda import Direction, Gpu, HostArray
+from kvplan.probing.gpu_copies import Copies, Lane, Seen
+from kvplan.probing.pinning import Arena, pin
 from kvplan.progress import Progress, silent
 from kvplan.units import KiB, MiB, show_bytes, show_rate
 

@@ -12,9 +12,9 @@ import resource
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvplan import cgroup, nvml
 from kvplan.documents import GpuDevice, Host, NumaNode
 from kvplan.errors import KvplanError
+from kvplan.probing import cgroup, nvml
 
 _KIB = 1024
 # A GPU driver leaves one of these, whatever its vendor: the kernel module, WSL2's, Jetson's or AMD's device.

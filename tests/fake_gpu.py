@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.cuda import Direction, HostArray, PinError, base_words, fill_host, wrong_host_words
+from kvplan.probing.cuda import Direction, HostArray, PinError, base_words, fill_host, wrong_host_words
 from kvplan.units import GiB
 
 

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan import blockdev, directio, disk_io, disk_verdict, probe, probe_disk, scratch, timing
+from kvplan import probe, probe_disk
 from kvplan.documents import Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
+from kvplan.probing import blockdev, directio, disk_io, disk_verdict, scratch, timing
 from kvplan.units import GiB, KiB, MiB, show_bytes
 
 TINY = {"budget_s": 0.6, "write_budget_bytes": 256 * MiB, "file_bytes": 64 * MiB}

@@ -17,9 +17,10 @@ from fake_gpu import FakeGpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan import cuda, gpu_copies, nvml, pinning, probe, probe_gpu, probe_host
+from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions
 from kvplan.errors import KvplanError
+from kvplan.probing import cuda, gpu_copies, nvml, pinning
 from kvplan.units import GiB, KiB, MiB
 
 BUFFER = 4 * MiB

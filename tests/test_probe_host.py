@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvplan import cgroup, nvml, probe, probe_host
+from kvplan import probe, probe_host
 from kvplan.documents import CgroupLevel, ProbeOptions
 from kvplan.errors import KvplanError
+from kvplan.probing import cgroup, nvml
 from kvplan.units import GiB, KiB
 
 V2 = "30 20 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from kvplan import scratch
 from kvplan.errors import KvplanError
+from kvplan.probing import scratch
 
 # As the command line does: Ctrl-C ends with 130, a SIGTERM handler that exits runs the same clean-up.
 PROGRAM = """

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.timing import Rates, summarise
+from kvplan.probing.timing import Rates, summarise
 from kvplan.units import GB, KiB
 
 PAGE = 4096

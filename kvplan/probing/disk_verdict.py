@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from kvplan import blockdev, directio
+from kvplan.probing import blockdev, directio
 from kvplan.units import show_bytes
 
 # Block counters may lag a little; what a page cache saved is far more than this.

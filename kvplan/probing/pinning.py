@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvplan.cuda import Gpu, HostArray, PinError
 from kvplan.documents import Pinning
+from kvplan.probing.cuda import Gpu, HostArray, PinError
 from kvplan.units import MiB
 
 _SMALLEST = 1 * MiB

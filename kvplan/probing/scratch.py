@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvplan import blockdev, directio
 from kvplan.errors import KvplanError
 from kvplan.files import reason
+from kvplan.probing import blockdev, directio
 from kvplan.units import GiB, MiB, show_bytes
 
 PAGE = 4096

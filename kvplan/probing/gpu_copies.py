@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.cuda import Direction, Gpu, HostArray, fill_host, wrong_host_words
+from kvplan.probing.cuda import Direction, Gpu, HostArray, fill_host, wrong_host_words
 
 _BATCH = 8  # copies queued on one stream before the other gets its turn
 _AGREE, _AGREEING, _UNSETTLED = 0.02, 3, 0.1
