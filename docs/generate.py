@@ -1,17 +1,23 @@
-"""Writes what can be derived: docs/cli.md from the commands, the map in AGENTS.md from the modules' first lines.
+"""Writes what can be derived, so that no page drifts from the code.
 
-Run: python docs/generate.py (writes) or python docs/generate.py --check (exit 1 where a page is not current).
+docs/cli.md from the commands, the map in AGENTS.md from the modules' first lines, and the output of README's examples
+by running them. Run: python docs/generate.py (writes) or with --check (exit 1 where a page is not current).
 """
 
 from __future__ import annotations
 
 import ast
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- map: begin -->", "<!-- map: end -->"
+EXAMPLE = re.compile(r"(<!-- run: (?P<command>[^>]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+WIDTH = "100"
 
 
 def reference() -> str:
@@ -31,12 +37,33 @@ def code_map() -> str:
     return "\n".join(lines)
 
 
+def example(command: str) -> str:
+    """What a command of the README prints, as a code block; the date of the run is taken out."""
+    words = shlex.split(command)
+    environment = dict(os.environ, COLUMNS=WIDTH, NO_COLOR="1", HF_HUB_OFFLINE="1", PYTHONIOENCODING="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan", *words[1:]],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env=environment,
+    )
+    kept = (line.rstrip() for line in done.stdout.splitlines() if not re.match(r"kvplan \d+\.\d+\.\d+, ", line))
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+    return f"```text\n$ {command}\n{text}\n```\n"
+
+
 def pages() -> dict[Path, str]:
     """Every derived page with the text it should have."""
-    agents = ROOT / "AGENTS.md"
+    agents, readme = ROOT / "AGENTS.md", ROOT / "README.md"
     head, _, rest = agents.read_text().partition(BEGIN)
     tail = rest.partition(END)[2]
-    return {ROOT / "docs/cli.md": reference(), agents: f"{head}{BEGIN}\n{code_map()}\n{END}{tail}"}
+    return {
+        ROOT / "docs/cli.md": reference(),
+        agents: f"{head}{BEGIN}\n{code_map()}\n{END}{tail}",
+        readme: EXAMPLE.sub(lambda found: found[1] + example(found["command"]) + found[3], readme.read_text()),
+    }
 
 
 def main() -> None:

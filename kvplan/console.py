@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +30,8 @@ def stdout() -> Console:
     """The console of the answer: as wide as the terminal, or wide enough for whole tables when piped."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if known else _PIPED_WIDTH, highlight=False)
 
 
 def answer(document: Document[Any], *, as_json: bool, output: Path | None, quiet: bool) -> None:
