@@ -213,6 +213,23 @@ class Parallel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaCppOptions:
+    """What llama.cpp allocates its context by; None leaves its own default.
+
+    `ctx_size` counts the tokens of all `slots` together. `unified` shares one stream of cells among them.
+    """
+
+    ctx_size: Tokens | None = None
+    slots: Count = 1
+    type_k: str | None = None
+    type_v: str | None = None
+    unified: bool = False
+    swa_full: bool = False
+    ubatch: Count = 512
+    flash_attention: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EstimateOptions:
     """What the user asks of an estimate; None leaves the engine's own default.
 
@@ -238,6 +255,7 @@ class EstimateOptions:
     async_scheduling: bool = True
     prefix_caching: bool = True
     encoder_tokens: Tokens | None = None
+    llama_cpp: LlamaCppOptions = field(default_factory=LlamaCppOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

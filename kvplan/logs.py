@@ -6,7 +6,8 @@ text, no token, no hash (a tenant's name does, where the user asks for tenants).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 
 from kvplan.documents import Finding, LogSource, Requests
 from kvplan.errors import KvplanError, UsageError
-from kvplan.formats import FAMILIES, Family
-from kvplan.formats.ids import Ids, chain, dense, first_unchained
+from kvplan.formats import FAMILIES, Family, delimited, parquet
+from kvplan.formats.ids import Ids, chain, dense, first_unchained, two_sizes
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows, joined, malformed
 from kvplan.progress import Progress, silent
@@ -38,32 +39,42 @@ class _File:
 
 
 def read(
-    paths: Sequence[Path],
+    paths: Sequence[Path | str],
     *,
     format: str | None = None,
     block_tokens: int | None = None,
     tokenizer: Path | None = None,
     tenant_by: str | None = None,
+    columns: Mapping[str, str] | None = None,
     skip_bad: int = 0,
     progress: Progress = silent,
 ) -> Requests:
     """Read request logs into one table ordered by arrival.
 
-    `paths` are files, plain or compressed, or '-' for standard input; all of one format. `format` names it, else the
-    first lines decide. `block_tokens` is needed where the log does not imply it; `tokenizer` (a folder) where the log
-    holds text; `tenant_by` is the field, dotted, that names a request's tenant. Up to `skip_bad` unusable lines are
-    left out and counted, one more is an error. Raises KvplanError naming file and line.
+    `paths` are files, plain or compressed, URLs of objects that fsspec opens, or '-' for standard input; all of one
+    format. `format` names it, else the first lines decide. `block_tokens` is needed where the log does not imply it;
+    `tokenizer` (a folder) where the log holds text; `tenant_by` is the field, dotted, that names a request's tenant;
+    `columns` says which column of a table holds what, where its names do not (`{"time_s": "t"}`). Up
+    to `skip_bad` unusable lines are left out and counted, one more is an error. Raises KvplanError naming file and
+    line.
     """
     if not paths:
         raise UsageError("no log given: name a file, or - for standard input")
     if block_tokens is not None and block_tokens < 1:
         raise UsageError(f"--block-tokens {block_tokens}: a block holds at least one token")
-    options = Options(block_tokens=block_tokens, tokenizer=tokenizer, tenant_by=tenant_by, progress=progress)
+    options = Options(
+        block_tokens=block_tokens,
+        tokenizer=tokenizer,
+        tenant_by=tenant_by,
+        columns=columns or {},
+        progress=progress,
+    )
     files: list[_File] = []
     for path in paths:
         lines = Lines(path, skip_bad - sum(file.lines.skipped for file in files), progress)
-        family = _named(format) if format else _detected(lines)
-        rows = family.read(lines, options)
+        with contextlib.closing(lines):
+            family = _named(format) if format else _detected(lines, options)
+            rows = family.read(lines, options)
         if not rows.line.size:
             raise KvplanError(f"{lines.name}: no requests in it")
         files.append(_File(lines=lines, rows=rows, format=family.name, detected=format is None))
@@ -78,7 +89,16 @@ def _named(name: str) -> Family:
     raise UsageError(f"--format {name}: unknown (known: {', '.join(family.name for family in FAMILIES)})")
 
 
-def _detected(lines: Lines) -> Family:
+def _detected(lines: Lines, options: Options) -> Family:
+    if lines.magic() == parquet.MAGIC:
+        return _named("parquet")
+    first = lines.peek(1)
+    if first and not _is_object(first[0][1]):
+        names = delimited.header(first[0][1])
+        if names and delimited.detect(names, options):
+            return _named("csv")
+        if first[0][1].lstrip()[:1] in b"{[":
+            lines.read_as_document()
     problem = None
     for number, line in lines.peek(20):
         try:
@@ -90,12 +110,19 @@ def _detected(lines: Lines) -> Family:
             problem = problem or f"line {number} is no JSON object"
             continue
         for family in FAMILIES:
-            if family.detect(row):
+            if family.detect and family.detect(row):
                 return family
         keys = ", ".join(sorted(map(str, row))[:8]) or "none"
         known = "; ".join(f"{family.name}: {family.looks}" for family in FAMILIES)
         raise KvplanError(f"{lines.where(number)}: not a known log format: has the keys {keys} (known: {known})")
     raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem or 'nothing in it'}")
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _table(files: list[_File], tenant_by: str | None) -> Requests:
@@ -112,7 +139,7 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
         row = int(np.searchsorted(offsets, broken, side="right")) - 1
         findings.append(_unchained(_where(files, row if order is None else int(order[row]))))
         ids, unique = chain(ids, offsets)
-    findings += _sizes(ids, offsets, rows, unique)
+    findings += _sizes(files, order, ids, offsets, rows, unique)
     tenants, tenant = _numbered(rows.tenant, rows.line.size)
     if tenant_by and not tenants:
         raise KvplanError(f"{files[0].lines.name}: no line has the field {tenant_by!r} that --tenant-by names")
@@ -128,6 +155,7 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
         session=_numbered(rows.session, rows.line.size)[1],
         tenants=tenants,
         sources=tuple(_source(file) for file in files),
+        hashed=rows.hashed,
         findings=tuple(findings),
     )
 
@@ -220,20 +248,15 @@ def _unchained(where: str) -> Finding:
     return Finding(severity="warning", code="ids-rechained", text=text)
 
 
-def _sizes(ids: Ids, offsets: Ints, rows: Rows, unique: int) -> list[Finding]:
+def _sizes(files: list[_File], order: Ints | None, ids: Ids, offsets: Ints, rows: Rows, unique: int) -> list[Finding]:
     """A warning where one id names a block of two sizes, which a hash of its content cannot."""
-    some = rows.count > 0
-    last = np.zeros(ids.size, np.bool_)
-    last[offsets[1:][some] - 1] = True
-    tail = np.minimum(rows.input_tokens - rows.block_tokens * (rows.count - 1), rows.block_tokens)[some]
-    size = np.zeros(unique, np.int64)
-    size[ids[last]] = tail
-    size[ids[~last]] = rows.block_tokens
-    two = int((size[ids[last]] != tail).sum())
+    tail = np.minimum(rows.input_tokens - rows.block_tokens * (rows.count - 1), rows.block_tokens)
+    two, first = two_sizes(ids, offsets, tail, rows.block_tokens, unique)
     if not two:
         return []
     text = (
-        f"{two:,} requests end in a block whose id names another number of tokens elsewhere: "
+        f"{two:,} requests end in a block whose id names another number of tokens elsewhere, the first at "
+        f"{_where(files, first if order is None else int(order[first]))}: "
         "each reuse of it counts what the reusing request has."
     )
     return [Finding(severity="warning", code="id-sizes", text=text)]

@@ -247,23 +247,23 @@ def test_files_that_cannot_be_read_are_named(write: Any, tmp_path: Path) -> None
         read([write([], "empty.jsonl")], format="mooncake")
     cut = tmp_path / "cut.jsonl.gz"
     cut.write_bytes(gzip.compress("".join(json.dumps(line) + "\n" for line in GOOD * 500).encode())[:-40])
-    with pytest.raises(KvplanError, match=r"cut.jsonl.gz: broken gzip data after line \d+"):
+    with pytest.raises(KvplanError, match=r"cut.jsonl.gz: broken compressed data: "):
         read([cut])
     with pytest.raises(KvplanError, match=r"other.jsonl:1: not a known log format: has the keys a, b .*mooncake"):
         read([write([{"a": 1, "b": 2}], "other.jsonl")])
     with pytest.raises(KvplanError, match="not a request log kvplan reads: line 1: not valid JSON"):
         read([write(["time,tokens", "1,2"], "table.csv")])
-    with pytest.raises(UsageError, match=r"unknown.*mooncake, openai-chat"):
-        read([write(GOOD)], format="csv")
+    with pytest.raises(UsageError, match=r"unknown.*mooncake, .*openai-chat"):
+        read([write(GOOD)], format="xml")
     with pytest.raises(UsageError, match="no log given"):
         read([])
 
 
-def test_a_mooncake_log_loads_neither_transformers_nor_pandas_nor_numba(write: Any) -> None:
+def test_a_mooncake_log_loads_neither_transformers_nor_pandas_nor_pyarrow(write: Any) -> None:
     """In a fresh interpreter: nothing that takes seconds is imported for a log that needs none of it."""
     code = (
         "import sys; from pathlib import Path; from kvplan.logs import read; read([Path(sys.argv[1])]);"
-        "print(sorted({'transformers', 'pandas', 'numba', 'torch'} & set(sys.modules)))"
+        "print(sorted({'transformers', 'pandas', 'pyarrow', 'torch', 'fsspec'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code, write(GOOD)], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -295,8 +295,7 @@ def test_chaining_makes_the_ids_of_every_prefix_its_own() -> None:
         assert first_unchained(ids, offsets, unique) is None
 
 
-def test_the_first_broken_chain_is_found_across_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvplan.formats.ids._CHUNK", 3)
+def test_the_first_broken_chain_is_found() -> None:
     ids, offsets = np.array([0, 1, 2, 0, 1, 3, 1, 2]), np.array([0, 3, 6, 8])
     assert first_unchained(ids, offsets, 4) == 6  # block 1 starts a path here, and followed 0 before
     assert first_unchained(ids[:6], offsets[:3], 4) is None

@@ -7,40 +7,35 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.formats import compiled
 from kvplan.formats.rows import Keys
 
 Ints: TypeAlias = NDArray[np.int64]
 Ids: TypeAlias = NDArray[Any]  # int32 where the references are few enough, else int64
 
-_CHUNK = 1 << 22
-_ROOT, _UNSEEN = -1, -2
-
 
 def dense(keys: Keys) -> tuple[Ids, int]:
     """Number the distinct keys from 0; returns the ids and how many there are.
 
-    Small non-negative integers keep their order, which costs a table; other keys are numbered as they first appear, so
-    that ids say nothing about the keys and neighbours in a path are neighbours in memory.
+    Small non-negative integers keep their order, which costs a table, and are returned as they are where every number
+    occurs; other keys are numbered as they first appear, so that ids say nothing about the keys and neighbours in a
+    path are neighbours in memory. `keys` may be overwritten: a log holds them once.
     """
     kind: Any = np.int32 if keys.size < 2**31 else np.int64
     if not keys.size:
         return np.zeros(0, kind), 0
     low, high = int(keys.min()), int(keys.max())
-    if low >= 0 and high < 4 * keys.size + 1024:
-        used = np.zeros(high + 1, np.bool_)
-        used[keys] = True
-        number = np.cumsum(used, dtype=kind) - kind(1)
-        return number[keys], int(used.sum())
-    _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-    order = np.empty(first.size, kind)
-    order[np.argsort(first)] = np.arange(first.size, dtype=kind)
-    return order[inverse], first.size
-
-
-def _parents(ids: Ids, starts: NDArray[np.bool_], low: int, high: int) -> Ids:
-    before = ids[max(low - 1, 0) : high - 1]
-    before = np.concatenate((ids[:1], before)) if low == 0 else before
-    return np.where(starts[low:high], ids.dtype.type(_ROOT), before)
+    ids: Ids = keys if keys.dtype == kind and keys.flags.writeable else np.empty(keys.size, kind)
+    if low < 0 or high >= 4 * keys.size + 1024:
+        return ids, int(compiled.factorize(keys, ids))
+    used = np.zeros(high + 1, np.bool_)
+    compiled.mark(keys, used)
+    unique = int(np.count_nonzero(used))
+    if unique == high + 1:
+        return keys.astype(kind, copy=False), unique
+    number = np.cumsum(used, dtype=kind) - kind(1)
+    compiled.renumber(keys, number, ids)
+    return ids, unique
 
 
 def first_unchained(ids: Ids, offsets: Ints, unique: int) -> int | None:
@@ -48,18 +43,16 @@ def first_unchained(ids: Ids, offsets: Ints, unique: int) -> int | None:
 
     One parent an id, and none for the first block of a path, gives every id one depth: by induction along the path.
     """
-    starts = np.zeros(ids.size + 1, np.bool_)
-    starts[offsets[:-1]] = True
-    parent = np.full(unique, _UNSEEN, ids.dtype)
-    for low in range(0, ids.size, _CHUNK):
-        high = min(low + _CHUNK, ids.size)
-        here, above = ids[low:high], _parents(ids, starts, low, high)
-        fresh = parent[here] == _UNSEEN
-        parent[here[fresh][::-1]] = above[fresh][::-1]  # of equal ids the last assignment stays: the first in the log
-        broken = np.flatnonzero(parent[here] != above)
-        if broken.size:
-            return low + int(broken[0])
-    return None
+    found = int(compiled.first_unchained(ids, offsets, np.full(unique, -2, ids.dtype)))
+    return None if found < 0 else found
+
+
+def two_sizes(ids: Ids, offsets: Ints, tail: Ints, block_tokens: int, unique: int) -> tuple[int, int]:
+    """How many rows end in a block whose id names another number of tokens elsewhere, and the first such row."""
+    if (tail == block_tokens).all():
+        return 0, -1
+    count, first = compiled.two_sizes(ids, offsets, tail, block_tokens, np.zeros(unique, np.int64))
+    return int(count), int(first)
 
 
 def chain(ids: Ids, offsets: Ints) -> tuple[Ids, int]:

@@ -13,15 +13,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.documents import Finding
 from kvplan.errors import KvplanError, UsageError
+from kvplan.formats.blocks import block_size
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 
 Ints: TypeAlias = NDArray[np.int64]
 
 _BATCH = 8192
-_NO_LIMIT = 2**62
 _Length = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _Taken: TypeAlias = tuple[int, Any, str | None]  # line number, row, tenant
 _Columns: TypeAlias = tuple[
@@ -56,7 +55,7 @@ def read(lines: Lines, options: Options) -> Rows:
     line, input_tokens, output_tokens, count, keys, time_s = (np.concatenate(part) for part in zip(*parts, strict=True))
     if not line.size:
         raise KvplanError(f"{lines.name}: no requests in it")
-    keep, block_tokens, finding = _block_tokens(lines, line, input_tokens, count, options.block_tokens)
+    keep, block_tokens, finding = block_size(lines, line, input_tokens, count, options.block_tokens)
     return Rows(
         block_tokens=block_tokens,
         line=line[keep],
@@ -105,56 +104,3 @@ def _columns(lines: Lines, batch: list[_Taken], tenants: list[str | None]) -> _C
         ids.view(np.int64),
         np.fromiter((row.timestamp for row in rows), np.float64, len(rows)) / 1000,
     )
-
-
-def _ceil_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """The least and the greatest block size for which ceil(tokens / size) == count, row by row."""
-    least = -(-tokens // np.maximum(count, 1))
-    most = np.where(count > 1, (tokens - 1) // np.maximum(count - 1, 1), _NO_LIMIT)
-    impossible = (tokens == 0) != (count == 0)
-    return np.where(impossible, _NO_LIMIT, np.maximum(least, 1)), np.where(impossible, 0, most)
-
-
-def _floor_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """The least and the greatest block size for which floor(tokens / size) == count, row by row."""
-    return tokens // (count + 1) + 1, np.where(count > 0, tokens // np.maximum(count, 1), _NO_LIMIT)
-
-
-def _contradictions(least: Ints, most: Ints) -> NDArray[np.bool_]:
-    """The rows that no block size fits that also fits all rows before them which are not contradictions."""
-    bad = np.zeros(least.size, np.bool_)
-    if least.max(initial=1) <= most.min(initial=_NO_LIMIT):
-        return bad
-    low, high = 1, _NO_LIMIT
-    for row, (row_low, row_high) in enumerate(zip(least.tolist(), most.tolist(), strict=True)):
-        if max(low, row_low) > min(high, row_high):
-            bad[row] = True
-        else:
-            low, high = max(low, row_low), min(high, row_high)
-    return bad
-
-
-def _block_tokens(
-    lines: Lines, line: Ints, tokens: Ints, count: Ints, given: int | None
-) -> tuple[NDArray[np.bool_], int, Finding]:
-    """Which rows to keep, the block size, and how it was found."""
-    bounds = {"ceil": _ceil_bounds(tokens, count), "floor": _floor_bounds(tokens, count)}
-    if given is not None:
-        bad = {form: (low > given) | (high < given) for form, (low, high) in bounds.items()}
-    else:
-        bad = {form: _contradictions(low, high) for form, (low, high) in bounds.items()}
-    form = "ceil" if bad["ceil"].sum() <= bad["floor"].sum() else "floor"
-    for row in np.flatnonzero(bad[form]):
-        size = f"block size {given}" if given else "any block size that fits the rows before"
-        lines.bad(int(line[row]), f"{tokens[row]} tokens in {count[row]} hash_ids do not fit {size}")
-    keep = ~bad[form]
-    least, most = (bound[keep] for bound in bounds[form])
-    low, high = int(least.max(initial=1)), int(most.min(initial=_NO_LIMIT))
-    if given is None and low != high:
-        fits = f"of {low} to {high} tokens" if high < _NO_LIMIT else f"from {low} tokens up"
-        raise KvplanError(f"{lines.name}: its rows fit any block size {fits}: give --block-tokens")
-    tokens_a_block = given or low
-    rule = "the partial last block included" if form == "ceil" else "full blocks only"
-    how = "as given, checked on every row" if given else "the only size that fits every row"
-    text = f"Blocks of {tokens_a_block} tokens ({how}), {rule}."
-    return keep, tokens_a_block, Finding(severity="info", code="block-size", text=text)

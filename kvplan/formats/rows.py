@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.documents import Finding
+from kvplan.formats import compiled
 from kvplan.progress import Progress, silent
 
 Keys: TypeAlias = NDArray[np.integer[Any]]
@@ -19,11 +20,15 @@ Keys: TypeAlias = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What the user said about the logs, and who listens; a reader refuses, by name, what it needs and did not get."""
+    """What the user said about the logs, and who listens; a reader refuses, by name, what it needs and did not get.
+
+    `columns` maps what a table's columns hold (`input_tokens`, `time_ms`, …) to their names in the file.
+    """
 
     block_tokens: int | None = None
     tokenizer: Path | None = None
     tenant_by: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
     progress: Progress = silent
 
 
@@ -34,6 +39,9 @@ class Rows:
     Row i stands at line `line[i]`, starts at `time_s[i]` (NaN in every row of a log without times) and has `count[i]`
     blocks. `keys` holds all rows' block keys one after another: any integers, equal for equal blocks. `duration_s` is
     NaN where not known; `tenant` and `session` are empty where the log names none.
+
+    A log of lengths only has `hashed` false, no keys and a block size of 1: its reuse is not known, which is not zero.
+    With `local` keys mean something within this file only; equal keys of two files are then different blocks.
     """
 
     block_tokens: int
@@ -47,6 +55,8 @@ class Rows:
     tenant: Sequence[str | None] = ()
     session: Sequence[str | None] = ()
     findings: tuple[Finding, ...] = ()
+    hashed: bool = True
+    local: bool = False
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -56,7 +66,8 @@ class Rows:
     def take(self, order: NDArray[np.int64]) -> Rows:
         """The rows `order` names, in that order."""
         count = self.count[order]
-        shift = self.offsets[:-1][order] - np.concatenate((np.zeros(1, np.int64), np.cumsum(count)[:-1]))
+        keys = np.empty(int(count.sum()), self.keys.dtype)
+        compiled.gather(self.keys, self.offsets, order, keys)
         return Rows(
             block_tokens=self.block_tokens,
             line=self.line[order],
@@ -65,10 +76,11 @@ class Rows:
             output_tokens=self.output_tokens[order],
             duration_s=self.duration_s[order],
             count=count,
-            keys=self.keys[np.repeat(shift, count) + np.arange(int(count.sum()))],
+            keys=keys,
             tenant=[self.tenant[row] for row in order] if self.tenant else (),
             session=[self.session[row] for row in order] if self.session else (),
             findings=self.findings,
+            hashed=self.hashed,
         )
 
 
@@ -85,11 +97,24 @@ def joined(parts: Sequence[Rows]) -> Rows:
         output_tokens=np.concatenate([part.output_tokens for part in parts]),
         duration_s=np.concatenate([part.duration_s for part in parts]),
         count=np.concatenate([part.count for part in parts]),
-        keys=np.concatenate([part.keys for part in parts]),
+        keys=np.concatenate(_apart(parts)),
         tenant=[name for part in parts for name in part.tenant or [None] * part.line.size] if tenants else (),
         session=[name for part in parts for name in part.session or [None] * part.line.size] if sessions else (),
         findings=tuple(finding for part in parts for finding in part.findings),
+        hashed=parts[0].hashed,
     )
+
+
+def _apart(parts: Sequence[Rows]) -> list[Keys]:
+    """Each part's keys, local ones moved so that no two parts share any. Readers number local keys from 0."""
+    if not any(part.local for part in parts):
+        return [part.keys for part in parts]
+    keys: list[Keys] = []
+    start = 0
+    for part in parts:
+        keys.append(part.keys.astype(np.int64) + start)
+        start += int(part.keys.max(initial=-1)) + 1
+    return keys
 
 
 def field_at(value: object, path: Sequence[str]) -> Any:

@@ -1,0 +1,96 @@
+"""Parquet tables, read with pyarrow a batch of rows at a time; lists of block ids come over without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from kvplan.errors import KvplanError
+from kvplan.formats.lines import Lines
+from kvplan.formats.rows import Keys, Options, Rows
+from kvplan.formats.source import first_line
+from kvplan.formats.table import Batch, Table, roles
+
+MAGIC = b"PAR1"
+
+_BATCH = 1 << 20  # block ids a batch, about
+
+
+def read(lines: Lines, options: Options) -> Rows:
+    """Read a whole file. Raises KvplanError naming the column or row that cannot be used."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise KvplanError(f"{lines.name}: reading Parquet needs pyarrow: pip install 'kvplan[parquet]'") from None
+    try:
+        with lines.whole() as stream, parquet.ParquetFile(stream) as file:
+            schema = file.schema_arrow
+            flat = [field.name for field in schema if not pyarrow.types.is_nested(field.type)]
+            lists = [field.name for field in schema if _is_list(pyarrow.types, field.type)]
+            found = roles(lines, [*flat, *lists], options)
+            room = _room(pyarrow, file, found.get("hash_ids"))
+            table = Table(lines, options, found, room)
+            for batch in _batches(file, 0 if room is None else room.size, lines, table.found, options):
+                table.add(batch)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise KvplanError(f"{lines.name}: not a readable Parquet file: {first_line(error)}") from None
+    return table.rows()
+
+
+def _is_list(types: Any, kind: Any) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind))
+
+
+def _room(pyarrow: Any, file: Any, name: str | None) -> Keys | None:
+    """Room for all of a column's block ids, whose number the file's directory knows: so they are held only once."""
+    if name is None or not _is_list(pyarrow.types, kind := file.schema_arrow.field(name).type):
+        return None
+    groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
+    columns = [group.column(i) for group in groups for i in range(group.num_columns)]
+    room = sum(column.num_values for column in columns if column.path_in_schema.split(".")[0] == name)
+    narrow = pyarrow.types.is_integer(kind.value_type) and kind.value_type != pyarrow.uint64()
+    return np.empty(room, kind.value_type.to_pandas_dtype() if narrow else np.int64)
+
+
+def _batches(file: Any, ids: int, lines: Lines, found: dict[str, str], options: Options) -> Iterator[Batch]:
+    row, rows = 1, file.metadata.num_rows
+    size = max(64, _BATCH * max(rows, 1) // max(ids, rows, 1))
+    for batch in file.iter_batches(size, columns=sorted(set(found.values())), use_threads=False):
+        options.progress(f"reading {lines.name}", row / max(rows, 1))
+        yield Batch(
+            line=np.arange(row, row + batch.num_rows),
+            columns={role: _column(batch.column(name)) for role, name in found.items() if role != "hash_ids"},
+            lists=_lists(lines, found["hash_ids"], batch.column(found["hash_ids"])) if "hash_ids" in found else None,
+        )
+        row += batch.num_rows
+
+
+def _column(column: Any) -> Any:
+    return column.to_numpy(zero_copy_only=False)
+
+
+def _lists(lines: Lines, name: str, column: Any) -> tuple[Keys, Any]:
+    """A column of lists as one array of keys, and where each row ends in it."""
+    import pyarrow
+    from pyarrow import compute
+
+    if not _is_list(pyarrow.types, column.type):
+        raise KvplanError(f"{lines.name}: its column {name} holds {column.type}, not lists of block ids")
+    counts = compute.fill_null(compute.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+    values = column.flatten()
+    if values.null_count:
+        raise KvplanError(f"{lines.name}: its column {name} has empty places in its lists")
+    kind = values.type
+    if pyarrow.types.is_integer(kind):
+        keys = values.to_numpy()
+        keys = keys.view(np.int64) if kind == pyarrow.uint64() else keys
+    elif pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_binary(kind):
+        import pandas
+
+        keys = pandas.util.hash_array(values.to_numpy(zero_copy_only=False)).view(np.int64)
+    else:
+        raise KvplanError(f"{lines.name}: its column {name} holds lists of {kind}, not of block ids")
+    return keys, np.cumsum(counts, dtype=np.int64)
