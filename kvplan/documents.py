@@ -32,7 +32,9 @@ Rate = Annotated[float, msgspec.Meta(ge=0, description="bytes per second")]
 Provenance = Literal["measured", "configured", "published", "assumed", "default"]
 Severity = Literal["info", "warning", "error"]
 LayerKind = Literal["full", "sliding", "chunked", "latent", "indexer", "recurrent", "cross", "draft"]
-Recurrence = Literal["mamba1", "mamba2", "delta", "kimi-delta", "lightning", "short-conv"]
+Recurrence = Literal[
+    "mamba1", "mamba2", "delta", "kimi-delta", "lightning", "short-conv", "rg-lru", "rwkv", "mlstm", "cca"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +78,14 @@ class StateTensor:
     """One tensor of fixed size that a layer keeps per sequence, whatever the length.
 
     `role` is "conv" (the last kernel - 1 input columns of a causal convolution, shape (channels, columns)), "state"
-    (what a recurrence carries on), or "buffer" (tokens that wait to be compressed). `dtype` is None where the
-    config does not say: then the engine decides, and engines differ. `split` says how tensor parallelism deals the
-    first axis out: parts as (units, rows of a unit), each rank taking its share of the units and at least one; empty
-    means that every rank holds the whole tensor.
+    (what a recurrence carries on), "buffer" (tokens that wait to be compressed, or the token before, in the model's
+    dtype) or "overlap" (the closed group that the next one overlaps); for compressed caches both are (tokens of a
+    group, channels). `dtype` is None where the config does not say: then the engine decides, and engines differ.
+    `split` says how tensor parallelism deals the first axis out: parts as (units, rows of a unit), each rank taking
+    its share of the units and at least one; empty means that every rank holds the whole tensor.
     """
 
-    role: Literal["conv", "state", "buffer"]
+    role: Literal["conv", "state", "buffer", "overlap"]
     shape: tuple[Count, ...]
     dtype: str | None = None
     split: tuple[tuple[Count, Count], ...] = ()
@@ -99,6 +102,8 @@ class LayerCache:
     architecture itself fixes the bytes of an entry, whatever the KV dtype (an indexer key in fp8 with its scale). An
     indexer picks `selects_tokens` neighbours at a time, which bounds the block size from below.
     Cross attention holds `fixed_tokens` entries, the encoder's positions; None means as many as the encoder is given.
+    `prefix_tokens` entries come before the prompt's own (prompt tuning, conditioning). `copied_heads` is set where the
+    reference code copies KV heads before it stores them, which no serving engine does.
     `state` lists tensors of fixed size; `recurrence` says what makes them, since engines lay each out in its own way.
     `keys` names the config keys that said so, class defaults marked.
     """
@@ -111,6 +116,8 @@ class LayerCache:
     tokens_per_entry: Count = 1
     window_tokens: Tokens | None = None
     fixed_tokens: Tokens | None = None
+    prefix_tokens: Tokens = 0
+    copied_heads: Count = 0
     slot_bytes: Bytes | None = None
     selects_tokens: Count = 1
     state: tuple[StateTensor, ...] = ()
@@ -162,6 +169,8 @@ class Model:
     depend on; a model that runs a layer twice with two caches lists it twice, so `len(order)` may exceed
     `num_layers`. `dtype` is the checkpoint's (bf16, fp16, fp32); `kv_dtype` is set where the checkpoint asks for
     another KV dtype than its own. `weights` and `compute` are whole-model; None where the architecture is not counted.
+    `draft` lists the layers that predict further tokens (multi-token prediction), one by one, their caches of kind
+    "draft": they hold memory only where speculative decoding uses them, and are not in `order`.
     """
 
     ref: ModelRef
@@ -175,6 +184,7 @@ class Model:
     kv_dtype: str | None = None
     weights: Weights | None = None
     compute: Compute | None = None
+    draft: tuple[Layer, ...] = ()
     findings: tuple[Finding, ...] = ()
 
     def counted(self) -> tuple[tuple[Layer, int], ...]:
