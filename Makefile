@@ -21,7 +21,7 @@ $(VENV)/.user: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(PIP) --editable ".[gpu]" --group dev
+	$(PIP) --editable ".[gpu,logs,gguf]" --group dev
 	@touch $@ $(VENV)/.user
 
 demo: $(VENV)/.user ## One capacity review of this host, start to end: review.html and review.md.
