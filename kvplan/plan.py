@@ -1,13 +1,15 @@
 """GPU, host and disk budgets for the KV cache: one Estimate, one Workload, what a probe measured, and a Policy.
 
 `make` resolves the inputs (planning/facts.py), divides the memory (budgets.py), values every size of every tier on the
-exact hit curve (economics.py, choice.py) and writes down the choice with its limits, sensitivities and evidence. The
-method and its assumptions are in docs/planning.md. Pure Python on documents: no array library is loaded.
+exact hit curve (curves.py, economics.py, choice.py) and writes down the choice with its limits, sensitivities and
+evidence; `what_if` and `against` set other plans beside it. The method and its assumptions are in docs/planning.md.
+Pure Python on documents: no array library is loaded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from kvplan.documents import (
@@ -15,51 +17,39 @@ from kvplan.documents import (
     Benefit,
     BreakEven,
     Budgets,
+    Cost,
     Document,
     Estimate,
-    Finding,
     GpuSpec,
+    KeepFor,
     Plan,
     PlanInputs,
     Policy,
+    Prices,
     Probe,
     TierPoint,
     Workload,
 )
 from kvplan.engines.flags import Given, texts
-from kvplan.planning.budgets import (
-    GpuRoom,
-    HostRoom,
-    case_of,
-    disk_budget,
-    gpu_budget,
-    gpu_room,
-    host_budget,
-    host_room,
-)
-from kvplan.planning.choice import Case, Option, Outcome, Tier, knee, solve
+from kvplan.planning.beside import compared, row
+from kvplan.planning.budgets import disk_budget, gpu_budget, host_budget
+from kvplan.planning.choice import Option, Outcome, Tier, knee
 from kvplan.planning.confidence import confidence, evidence
 from kvplan.planning.economics import break_even_row
-from kvplan.planning.facts import Facts, gather
+from kvplan.planning.facts import Facts
+from kvplan.planning.findings import findings, policy_costs
 from kvplan.planning.limits import limits
+from kvplan.planning.money import HOURS_PER_MONTH, cost, keep_for, priced
+from kvplan.planning.placement import by_node
+from kvplan.planning.restart import warm_ups
 from kvplan.planning.sensitivity import changes, sensitivities
-from kvplan.planning.wording import WIDE, decision, exceeded, no_tier, why_disk, why_host
-from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
+from kvplan.planning.solved import Solved, solved
+from kvplan.planning.variants import vary
+from kvplan.planning.wording import decision, exceeded, no_tier, why_disk, why_host
 
 BREAK_EVEN_TOKENS = (2048, 8192, 32_768, 131_072)
 
 Verdict = Literal["nothing", "host", "disk", "host+disk"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Result:
-    """A plan in the making."""
-
-    facts: Facts
-    gpu: GpuRoom
-    host: HostRoom
-    case: Case
-    outcome: Outcome
 
 
 def make(
@@ -68,21 +58,27 @@ def make(
     probe: Document[Probe] | None,
     gpu: GpuSpec | None,
     policy: Policy,
+    prices: Prices | None = None,
 ) -> Plan:
     """Plan one replica's three budgets.
 
-    A plan comes out even where weights or running requests do not fit: then a limit is not ok. Raises KvplanError
-    naming what is missing where no GPU memory, weights, prefill cost, time span or request is known.
+    A plan comes out even where weights or running requests do not fit: then a limit is not ok. Without prices no
+    dollars are said. Raises KvplanError naming what is missing where no GPU memory, weights, prefill cost, time span,
+    request, tenant or price is known that the policy needs.
     """
-    facts = gather(estimate, workload, probe, gpu, policy)
-    room, host = gpu_room(facts), host_room(facts)
-    case = case_of(facts, room, host)
-    made = _Result(facts=facts, gpu=room, host=host, case=case, outcome=solve(case))
-    bounds = limits(facts, room, host, (case.host, case.disk), made.outcome)
+    return _make(PlanInputs(estimate=estimate, workload=workload, probe=probe, gpu=gpu, prices=prices), policy)
+
+
+def _make(inputs: PlanInputs, policy: Policy) -> Plan:
+    made = solved(inputs, policy)
+    facts, outcome = made.facts, made.outcome
+    numa = by_node(facts, made.host_cost)
+    bounds = limits(facts, made.gpu, made.host, made.tiers, outcome, numa)
+    given_up = policy_costs(made)
     return Plan(
-        decision=decision(facts, case, made.outcome) + exceeded(bounds),
-        verdict=_verdict(made.outcome),
-        inputs=PlanInputs(estimate=estimate, workload=workload, probe=probe, gpu=gpu),
+        decision=decision(facts, made.case, outcome) + exceeded(bounds),
+        verdict=_verdict(outcome),
+        inputs=inputs,
         policy=policy,
         prefill=facts.prefill,
         budgets=_budgets(made),
@@ -91,12 +87,32 @@ def make(
         curve=(*_points(made, "host"), *_points(made, "disk")),
         benefit=_benefit(made),
         limits=bounds,
-        sensitivity=sensitivities(facts, case),
+        sensitivity=sensitivities(facts, made.case),
         config=_config(made),
         confidence=confidence(facts),
         evidence=evidence(facts),
-        findings=(*facts.findings, *_findings(made)),
+        policy_costs=given_up,
+        costs=_costs(made),
+        keep_for=_keep_for(made),
+        warm_up=warm_ups(facts, outcome),
+        numa=numa if made.host_cost else (),
+        findings=(*facts.findings, *findings(made, given_up, numa)),
     )
+
+
+def what_if(plan: Plan, changes: Iterable[str]) -> Plan:
+    """The plan with one row for each of `changes`, such as 'kv-dtype=fp8,gpu=h200-141gb', behind its own.
+
+    Raises UsageError naming a key that does not exist, KvplanError where the documents do not tell what it needs.
+    """
+    rows = [row("this plan", plan)]
+    rows += [row(text, _make(*vary(plan.inputs, plan.policy, text))) for text in changes]
+    return replace(plan, what_if=tuple(rows))
+
+
+def against(plan: Plan, old: Document[Plan]) -> Plan:
+    """The plan with an earlier one beside it: what moved, which inputs differ, and what each alone would have moved."""
+    return replace(plan, against=compared(plan, old, _make))
 
 
 def capacities(
@@ -110,9 +126,8 @@ def capacities(
 
     A workload profiled again with these as `capacity_tokens` leaves nothing to the curve's steps. Raises as `make`.
     """
-    facts = gather(estimate, workload, probe, gpu, policy)
-    case = case_of(facts, gpu_room(facts), host_room(facts))
-    moved = (case, *(moved for _, _, moved in changes(facts, case)))
+    made = solved(PlanInputs(estimate=estimate, workload=workload, probe=probe, gpu=gpu), policy)
+    moved = (made.case, *(moved for _, _, moved in changes(made.facts, made.case)))
     return tuple(sorted({int(one.gpu_tokens * one.demand.log_tokens_per_token) for one in moved} - {0}))
 
 
@@ -122,7 +137,7 @@ def _verdict(outcome: Outcome) -> Verdict:
     return "disk" if outcome.disk else "nothing"
 
 
-def _budgets(made: _Result) -> Budgets:
+def _budgets(made: Solved) -> Budgets:
     facts, outcome = made.facts, made.outcome
     return Budgets(
         gpu=gpu_budget(facts, made.gpu, outcome),
@@ -131,7 +146,7 @@ def _budgets(made: _Result) -> Budgets:
     )
 
 
-def _alternatives(made: _Result) -> tuple[Alternative, ...]:
+def _alternatives(made: Solved) -> tuple[Alternative, ...]:
     """Nothing and the recommendation, then the knee and the largest size of the first tier that could be had."""
     outcome, case = made.outcome, made.case
     nothing = _alternative("nothing", None, None, made, "the GPU cache alone")
@@ -150,7 +165,7 @@ def _alternatives(made: _Result) -> tuple[Alternative, ...]:
     return (*found, _one_tier("largest", tier, sizes[-1], made, "the largest size that was considered"))
 
 
-def _one_tier(name: Literal["knee", "largest"], tier: Tier, option: Option, made: _Result, why: str) -> Alternative:
+def _one_tier(name: Literal["knee", "largest"], tier: Tier, option: Option, made: Solved, why: str) -> Alternative:
     text = f"refused: {option.refused}" if option.refused else why
     host, disk = (option, None) if tier.name == "host" else (None, option)
     return _alternative(name, host, disk, made, text)
@@ -160,7 +175,7 @@ def _alternative(
     name: Literal["nothing", "recommended", "knee", "largest"],
     host: Option | None,
     disk: Option | None,
-    made: _Result,
+    made: Solved,
     why: str,
 ) -> Alternative:
     used = [option for option in (host, disk) if option]
@@ -175,6 +190,7 @@ def _alternative(
         load_s_per_hour=sum(option.load_s for option in used),
         store_s_per_hour=sum(option.store_s for option in used),
         net_s_per_hour=sum(option.net_s for option in used),
+        hold_s_per_hour=sum(option.hold_s for option in used),
         stored_bytes_per_hour=sum(option.stored_tokens for option in used) * kv,
         loaded_bytes_per_hour=sum(option.loaded_tokens for option in used) * kv,
         feasible=not any(option.refused for option in used),
@@ -182,22 +198,25 @@ def _alternative(
     )
 
 
-def _break_even(made: _Result) -> tuple[BreakEven, ...]:
+def _break_even(made: Solved) -> tuple[BreakEven, ...]:
     """Rows at four prefix lengths, those beyond the model's context left out; rates are per GPU."""
     facts = made.facts
-    longest = facts.estimate.model.max_context_tokens or BREAK_EVEN_TOKENS[-1]
-    lengths = [tokens for tokens in BREAK_EVEN_TOKENS if tokens <= longest] or [longest]
     share = facts.offload_bytes_per_token / facts.gpus
     sides = ((made.case.host, float(facts.bytes_per_token_per_gpu)), (made.case.disk, share))
     return tuple(
         break_even_row(tier.name, tokens, facts.prefill, tier.path, kv)
         for tier, kv in sides
         if tier
-        for tokens in lengths
+        for tokens in _lengths(facts)
     )
 
 
-def _points(made: _Result, name: Literal["host", "disk"]) -> tuple[TierPoint, ...]:
+def _lengths(facts: Facts) -> list[int]:
+    longest = facts.estimate.model.max_context_tokens or BREAK_EVEN_TOKENS[-1]
+    return [tokens for tokens in BREAK_EVEN_TOKENS if tokens <= longest] or [longest]
+
+
+def _points(made: Solved, name: Literal["host", "disk"]) -> tuple[TierPoint, ...]:
     outcome = made.outcome
     found = outcome.host_options if name == "host" else outcome.disk_options
     return tuple(
@@ -212,20 +231,23 @@ def _points(made: _Result, name: Literal["host", "disk"]) -> tuple[TierPoint, ..
     )
 
 
-def _benefit(made: _Result) -> Benefit:
+def _benefit(made: Solved) -> Benefit:
     """GPU time by prefill alone: decoding is not counted, so the ratios are shares of prefill time."""
     outcome = made.outcome
     net, busy = outcome.net_s, outcome.busy_s
     share = min(0.99, net / busy) if busy > 0 else 0.0
+    prices, gpus = made.facts.prices, made.facts.gpus
     return Benefit(
         gpu_s_per_hour_saved=net,
         gpu_busy_ratio_off=busy / 3600,
         gpu_busy_ratio_on=(busy - net) / 3600,
         capacity_gain_ratio=1 / (1 - share) - 1,
+        usd_per_hour=net / 3600 * gpus * prices.gpu_usd_per_hour if prices else None,
+        gpu_hours_per_month=net / 3600 * gpus * made.facts.replicas * HOURS_PER_MONTH,
     )
 
 
-def _config(made: _Result) -> dict[str, str]:
+def _config(made: Solved) -> dict[str, str]:
     facts, outcome = made.facts, made.outcome
     drive = facts.disk_link.disk if facts.disk_link else None
     given = Given(
@@ -237,56 +259,33 @@ def _config(made: _Result) -> dict[str, str]:
         utilization=facts.utilization,
         disk_path=drive.path if drive else None,
     )
-    return texts(facts.profile.name, given)
+    hidden = facts.profile.ignores_salt if facts.policy.share != "all" else ()
+    return {name: text for name, text in texts(facts.profile.name, given).items() if name not in hidden}
 
 
-def _findings(made: _Result) -> list[Finding]:
-    found = []
-    if not made.gpu.fits:
-        text = (
-            f"weights, overhead and active requests need {show_bytes(made.gpu.needed)} of "
-            f"{show_bytes(made.gpu.usable)} a GPU: use more GPUs a replica, more replicas, or a smaller KV dtype"
-        )
-        found.append(Finding(severity="error", code="gpu-does-not-fit", text=text))
-    found += _bracket(made)
-    found += _given_up(made)
-    longest = made.facts.prefill.max_measured_tokens
-    if longest and made.facts.workload.input_lengths.max > longest:
-        text = f"prefill was measured up to {show_tokens(longest)} tokens; longer prompts are extrapolated"
-        found.append(Finding(severity="warning", code="prefill-extrapolated", text=text))
-    return found
-
-
-def _bracket(made: _Result) -> list[Finding]:
-    """Say so where the curve has no exact point near the GPU's size, which makes the promised gain too small."""
-    base = made.outcome.base
-    gap = base.high.hit_ratio - base.low.hit_ratio
-    if gap < WIDE:
-        return []
-    log = round(base.tokens * made.case.demand.log_tokens_per_token)
-    text = (
-        f"the hit curve has no exact point between {show_tokens(base.low.capacity_tokens)} and "
-        f"{show_tokens(base.high.capacity_tokens)} tokens, where the GPU cache lies: its hit ratio is between "
-        f"{show_percent(base.low.hit_ratio)} and {show_percent(base.high.hit_ratio)}, and gains are counted above the "
-        f"second. `kvplan workload … --capacity-tokens {log}` settles it"
-    )
-    return [Finding(severity="warning", code="curve-bracket", text=text)]
-
-
-def _given_up(made: _Result) -> list[Finding]:
-    """What each restriction of the policy costs: the same plan without it."""
+def _costs(made: Solved) -> tuple[Cost, ...]:
+    """One line a view of the money that every tier has a price for."""
+    prices = made.facts.prices
+    if prices is None:
+        return ()
     policy = made.facts.policy
-    without = (
-        ("disk-forbidden", "forbidding disks", policy.forbid_disk, replace(policy, forbid_disk=False)),
-        ("host-forbidden", "forbidding a host tier", policy.forbid_host, replace(policy, forbid_host=False)),
-        ("ttl-cost", "the time to live", policy.ttl_s is not None, replace(policy, ttl_s=None)),
+    return tuple(
+        cost(made.facts, view, made.tiers, made.outcome, solved(made.inputs, replace(policy, price_view=view)).outcome)
+        for view in priced(prices, made.tiers)
     )
-    found = []
-    for code, what, applies, other in without:
-        if applies:
-            free = solve(case_of(replace(made.facts, policy=other), made.gpu, made.host))
-            hits = max(0.0, free.level.low.hit_ratio - made.outcome.level.low.hit_ratio)
-            gain = show_duration(max(0.0, free.net_s - made.outcome.net_s))
-            text = f"{what} gives up {show_percent(hits)} of input tokens in hits and {gain} of GPU time an hour"
-            found.append(Finding(severity="info", code=code, text=text))
-    return found
+
+
+def _keep_for(made: Solved) -> tuple[KeepFor, ...]:
+    facts = made.facts
+    prices = facts.prices
+    if prices is None:
+        return ()
+    found = (
+        keep_for(prices, tier.name, view, tokens, facts.gpus, facts.prefill, tier.path, tier.bytes_per_token)
+        for tier in made.tiers
+        if tier
+        for view in priced(prices, (tier,))
+        if view != "owned"
+        for tokens in _lengths(facts)
+    )
+    return tuple(one for one in found if one)

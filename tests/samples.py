@@ -245,7 +245,7 @@ def workload_of(log: tuple[Request, ...], capacities: list[int] | None = None) -
         unique_blocks=len(seen),
         ceiling_hit_ratio=ceiling.hit_ratio,
         engine_hit_ratio=ceiling.hit_ratio,
-        one_off_tokens_ratio=sum(count == 1 for count in used.values()) * BLOCK_TOKENS / inputs,
+        one_off_tokens_ratio=sum(count == 1 for count in used.values()) / len(seen),
         curve=points,
         active_tokens=Percentiles(p50=31_000, p95=74_000, p99=96_000, max=131_000, mean=34_500),
         active_requests=Percentiles(p50=3, p95=7, p99=9, max=12, mean=3.4),

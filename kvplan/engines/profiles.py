@@ -18,8 +18,12 @@ class Profile:
     `inclusive`: the host tier is written as blocks are computed, so it repeats what the GPU holds and capacities do
     not add. `fraction_of` says what the engine's memory fraction is a fraction of. `host_unit_bytes` is the step of
     the host size flag, `host_scope` whether that flag is the engine's total or one rank's. `padded_tensors`: the host
-    pool is page-locked through an allocator that rounds each tensor up to a power of two. `shm`: the pool is mapped in
-    /dev/shm. `null_blocks` can never be used. The other sizes are assumptions until a running server is measured.
+    pool is page-locked through an allocator that rounds each tensor up to a power of two. `shm`: the pool is mapped
+    in /dev/shm. `null_blocks` can never be used. `side_pools`: indexer and draft caches come on top of the size flag.
+    `one_piece`: the pool is page-locked in one call a rank. `staging_blocks` are page-locked blocks a rank through
+    which a disk tier moves. `disk_survives` a restart: never, or only where it lies behind a host tier.
+    `ignores_salt` names the layers whose tiers mix tenants even where requests carry a salt. The other sizes are
+    assumptions until a running server is measured.
     """
 
     name: str
@@ -32,6 +36,11 @@ class Profile:
     padded_tensors: bool = False
     shm: bool = False
     null_blocks: int = 0
+    side_pools: bool = False
+    one_piece: bool = False
+    staging_blocks: int = 0
+    disk_survives: Literal["never", "behind-host"] = "never"
+    ignores_salt: tuple[str, ...] = ()
     overhead_bytes: int = 4 * GiB
     worker_bytes: int = 4 * GiB
     front_end_bytes: int = 2 * GiB
@@ -87,6 +96,9 @@ _PROFILES = {
             host_scope="total",
             shm=True,
             null_blocks=1,
+            staging_blocks=4,
+            disk_survives="behind-host",
+            ignores_salt=("lmcache",),
             source="vLLM 0.33.0: gpu_memory_utilization, kv_offload (shared mapping in /dev/shm, eager stores)",
         ),
         Profile(
@@ -98,6 +110,8 @@ _PROFILES = {
             host_unit_bytes=GB,
             host_scope="rank",
             padded_tensors=True,
+            side_pools=True,
+            one_piece=True,
             source="SGLang 0.5.23: --mem-fraction-static, --hicache-size in decimal GB a rank, write_through",
         ),
         Profile(
@@ -108,6 +122,7 @@ _PROFILES = {
             fraction_of="free",
             host_unit_bytes=MiB,
             host_scope="rank",
+            one_piece=True,
             source="TensorRT-LLM 1.2.1: free_gpu_memory_fraction, host_cache_size in bytes a rank, filled on eviction",
         ),
         Profile(

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from kvplan.documents import Budget, BudgetItem, Provenance
 from kvplan.planning.choice import Case, Option, Outcome, Tier
-from kvplan.planning.economics import Curve, LoadPath
+from kvplan.planning.economics import LoadPath
 from kvplan.planning.facts import Facts
+from kvplan.planning.hostroom import HostRoom
+from kvplan.planning.money import hold_s_per_byte
 from kvplan.units import GiB, show_bytes, show_percent
 
-SYSTEM_SHARE = 0.05
-SYSTEM_FLOOR = 2 * GiB
 DISK_SHARE = 0.85
 ASSUMED_DRIVE_WRITES = 5 * 365
 
@@ -62,18 +62,11 @@ def gpu_room(facts: Facts, growth: float | None = None) -> GpuRoom:
 
 def active_bytes(facts: Facts, growth: float) -> int:
     """Bytes that running requests hold on one GPU at the policy's percentile of the log, partial blocks included."""
-    tokens, requests = active(facts)
+    tokens, requests = facts.active
     share = growth / facts.replicas
     kv = facts.estimate.kv
     held = tokens + requests * (facts.chunk_tokens - 1)
     return math.ceil(held * share * kv.bytes_per_token_per_gpu + requests * share * kv.bytes_per_sequence_per_gpu)
-
-
-def active(facts: Facts) -> tuple[float, float]:
-    """Tokens and requests in flight over the whole log, at the policy's percentile."""
-    tokens, requests = facts.workload.active_tokens, facts.workload.active_requests
-    name = facts.policy.active_percentile
-    return (getattr(tokens, name) if tokens else 0.0), (getattr(requests, name) if requests else 0.0)
 
 
 def gpu_budget(facts: Facts, room: GpuRoom, outcome: Outcome) -> Budget:
@@ -114,45 +107,16 @@ def gpu_budget(facts: Facts, room: GpuRoom, outcome: Outcome) -> Budget:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRoom:
-    """One replica's share of a host's memory. `limit` None: nothing is known of the host."""
-
-    limit: int | None
-    system: int
-    processes: int
-    headroom: int
-
-    @property
-    def available(self) -> int | None:
-        """What the KV cache may take at most."""
-        if self.limit is None:
-            return None
-        return max(0, self.limit - self.system - self.processes - self.headroom)
-
-
-def host_room(facts: Facts) -> HostRoom:
-    """What a host leaves for the cache after the system, the engine's processes and the headroom asked for."""
-    rules, memory = facts.profile, facts.host_memory
-    limit = memory.value // facts.on_host if memory else None
-    return HostRoom(
-        limit=limit,
-        system=max(SYSTEM_FLOOR // facts.on_host, math.ceil((limit or 0) * SYSTEM_SHARE)),
-        processes=rules.worker_bytes * facts.gpus + rules.front_end_bytes,
-        headroom=math.ceil((limit or 0) * facts.policy.headroom_ratio),
-    )
-
-
 def host_budget(facts: Facts, room: HostRoom, tier: Tier | None, outcome: Outcome, why: str) -> Budget:
     """Host memory of one replica: requested, usable and effective bytes, and every item of its share of the host."""
     option = outcome.host
     requested = option.requested if option else 0
-    cost = tier.cost(requested) if tier else 0
-    items = _host_items(facts, room, requested, cost) if room.limit is not None else ()
+    main = facts.offload_bytes_per_token - side_bytes_per_token(facts)
+    items = _host_items(facts, room, tier, requested) if room.limit is not None else ()
     return Budget(
-        bytes=_effective(facts, outcome.base.tokens, option, tier),
+        bytes=_added_tokens(outcome.base.tokens, option, tier) * main,
         requested_bytes=requested,
-        usable_bytes=option.tokens * tier.bytes_per_token if option and tier else 0,
+        usable_bytes=option.tokens * main if option else 0,
         tokens=option.tokens if option else 0,
         hit_ratio=option.level.low.hit_ratio if option else outcome.base.low.hit_ratio,
         why=why,
@@ -161,33 +125,25 @@ def host_budget(facts: Facts, room: HostRoom, tier: Tier | None, outcome: Outcom
     )
 
 
-def _effective(facts: Facts, nearer: int, option: Option | None, tier: Tier | None) -> int:
-    """Bytes of a tier that add reuse: an inclusive one repeats what the nearer tiers hold."""
+def _added_tokens(nearer: int, option: Option | None, tier: Tier | None) -> int:
+    """Tokens of a tier that add reuse: an inclusive one repeats what the nearer tiers hold."""
     if option is None or tier is None:
         return 0
-    return max(0, option.tokens - (nearer if tier.inclusive else 0)) * facts.offload_bytes_per_token
+    return max(0, option.tokens - (nearer if tier.inclusive else 0))
 
 
-def _host_items(facts: Facts, room: HostRoom, requested: int, cost: int) -> tuple[BudgetItem, ...]:
+def _host_items(facts: Facts, room: HostRoom, tier: Tier | None, requested: int) -> tuple[BudgetItem, ...]:
     memory = facts.host_memory
     known: Provenance = memory.provenance if memory else "assumed"
-    rules = facts.profile
+    lost = tier.padded(requested) - requested if tier else 0
+    beside = tier.beside(requested) if tier else 0
+    headroom = f"{show_percent(facts.policy.headroom_ratio)} is never given away"
     rows: list[tuple[str, int, Provenance, str]] = [
-        (
-            "operating system and page cache",
-            room.system,
-            "assumed",
-            f"{SYSTEM_SHARE:.0%} of the memory, at least 2 GiB",
-        ),
-        (
-            "engine processes",
-            room.processes,
-            "assumed",
-            f"{show_bytes(rules.worker_bytes)} a GPU worker and {show_bytes(rules.front_end_bytes)} for the front end",
-        ),
-        ("KV cache", requested, known, f"what {rules.name} is told to take"),
-        ("lost to rounding", cost - requested, "published", "page-locked tensors are rounded up to a power of two"),
-        ("headroom", room.headroom, "configured", f"{show_percent(facts.policy.headroom_ratio)} is never given away"),
+        *((part.name, part.bytes, part.provenance, part.why) for part in room.parts),
+        ("KV cache", requested, known, f"what {facts.profile.name} is told to take, page-locked"),
+        ("lost to rounding", lost, "published", "page-locked tensors are rounded up to a power of two"),
+        ("indexer and draft pools", beside, "published", f"{facts.profile.name} takes them on top of its size flag"),
+        ("headroom", room.headroom, "configured", headroom),
     ]
     taken = sum(size for _, size, _, _ in rows)
     rows.append(("free", max(0, (room.limit or 0) - taken), known, "left over"))
@@ -196,20 +152,19 @@ def _host_items(facts: Facts, room: HostRoom, requested: int, cost: int) -> tupl
 
 
 def disk_budget(facts: Facts, tier: Tier | None, outcome: Outcome, why: str) -> Budget:
-    """Disk space of one replica, and what its drive has free."""
+    """Disk space of one replica, and what its drive has free or holds of an earlier cache."""
     option = outcome.disk
     nearer = outcome.host.level.tokens if outcome.host else outcome.base.tokens
-    rates = facts.disk_link
-    free = rates.disk.free_bytes // facts.on_host if rates and rates.disk else None
+    free = disk_room(facts)
     requested = option.requested if option else 0
     items = (
         ("KV cache", requested, "files of the disk tier"),
         ("left free", max(0, (free or 0) - requested), "free now; a drive is never filled beyond 85 % of it"),
     )
     return Budget(
-        bytes=_effective(facts, nearer, option, tier),
+        bytes=_added_tokens(nearer, option, tier) * facts.offload_bytes_per_token,
         requested_bytes=requested,
-        usable_bytes=option.tokens * tier.bytes_per_token if option and tier else 0,
+        usable_bytes=option.tokens * facts.offload_bytes_per_token if option else 0,
         tokens=option.tokens if option else 0,
         hit_ratio=outcome.level.low.hit_ratio,
         why=why,
@@ -220,68 +175,82 @@ def disk_budget(facts: Facts, tier: Tier | None, outcome: Outcome, why: str) -> 
     )
 
 
+def disk_room(facts: Facts) -> int | None:
+    """Bytes one replica could use of its drive: what is free, and what an earlier cache in the folder holds."""
+    rates = facts.disk_link
+    if rates is None or rates.disk is None:
+        return None
+    return (rates.disk.free_bytes + facts.policy.disk_own_bytes) // facts.on_host
+
+
 def host_tier(facts: Facts, room: HostRoom) -> Tier | None:
     """The host tier as the engine would use it; None where it is forbidden, without a known link or without room."""
     rates, rules = facts.host_link, facts.profile
     if facts.policy.forbid_host or rates is None:
         return None
     per_gpu = facts.bytes_per_token_per_gpu
+    beside = side_bytes_per_token(facts)
     return Tier(
         name="host",
         path=LoadPath(s_per_token=per_gpu / rates.load_bytes_per_s, latency_s=rates.latency_s),
         store_s_per_token=per_gpu / rates.store_bytes_per_s,
-        bytes_per_token=facts.offload_bytes_per_token,
+        bytes_per_token=_expanded(facts, facts.offload_bytes_per_token - beside),
         chunk_tokens=facts.chunk_tokens,
         step_bytes=rules.host_unit_bytes * (facts.gpus if rules.host_scope == "rank" else 1),
         limit_bytes=room.available,
         inclusive=rules.inclusive,
         padded_pieces=facts.gpus if rules.padded_tensors else 0,
+        beside_bytes_per_token=beside,
+        hold_s_per_byte=hold_s_per_byte(facts, "host", facts.policy.price_view),
     )
+
+
+def side_bytes_per_token(facts: Facts) -> int:
+    """Bytes of a stored token that the engine keeps in pools of their own, beside what its size flag counts."""
+    if not facts.profile.side_pools:
+        return 0
+    groups = facts.estimate.groups
+    side = sum(group.bytes_per_token for group in groups if group.kind in ("indexer", "draft"))
+    whole = sum(group.bytes_per_token for group in groups)
+    return facts.offload_bytes_per_token * side // whole if whole else 0
+
+
+def _expanded(facts: Facts, size: int) -> int:
+    return math.ceil(size * facts.policy.expansion)
 
 
 def disk_tier(facts: Facts) -> Tier | None:
     """The disk tier over the measured drive; None where it is forbidden or no usable drive was measured."""
-    rates = facts.disk_link
-    if facts.policy.forbid_disk or rates is None or rates.disk is None:
+    rates, room = facts.disk_link, disk_room(facts)
+    if facts.policy.forbid_disk or rates is None or rates.disk is None or room is None:
         return None
     stored = facts.offload_bytes_per_token * facts.on_host
     link = facts.bytes_per_token_per_gpu / facts.host_link.load_bytes_per_s if facts.host_link else 0.0
-    free = int(rates.disk.free_bytes * DISK_SHARE) // facts.on_host
-    cap = facts.policy.disk_bytes
+    free, cap = int(room * DISK_SHARE), facts.policy.disk_bytes
     rated = rates.disk.rated_endurance_bytes
     return Tier(
         name="disk",
         path=LoadPath(s_per_token=max(stored / rates.load_bytes_per_s, link), latency_s=rates.latency_s),
         store_s_per_token=stored / rates.store_bytes_per_s,
-        bytes_per_token=facts.offload_bytes_per_token,
+        bytes_per_token=_expanded(facts, facts.offload_bytes_per_token),
         chunk_tokens=facts.chunk_tokens,
         step_bytes=GiB * facts.gpus,
         limit_bytes=free if cap is None else min(free, cap),
         shared_path=True,
         lifetime_bytes=(rates.disk.total_bytes * ASSUMED_DRIVE_WRITES if rated is None else rated) // facts.on_host,
         minimum_life_s=facts.policy.minimum_disk_life_s,
-    )
-
-
-def kept_curve(facts: Facts) -> Curve:
-    """The part of the hit curve that a tier can use under the retention policy.
-
-    A cache that drops what was not used for longer than it takes to fill holds no more than it took in by then.
-    """
-    ttl, workload = facts.policy.ttl_s, facts.workload
-    if ttl is None or (workload.ttl_s is not None and workload.ttl_s <= ttl):
-        return Curve(workload.curve)
-    span = workload.span_s or 0.0
-    return Curve(
-        [point for point in workload.curve if (span if point.fill_time_s is None else point.fill_time_s) <= ttl]
+        second_use=facts.policy.disk_admission == "second-use",
+        hold_s_per_byte=hold_s_per_byte(facts, "disk", facts.policy.price_view),
     )
 
 
 def case_of(facts: Facts, room: GpuRoom, host: HostRoom) -> Case:
     """The choice to be made."""
+    curves = facts.curves
     return Case(
-        curve=Curve(facts.workload.curve),
-        kept=kept_curve(facts),
+        curve=curves.gpu,
+        kept=curves.host,
+        disk_kept=curves.disk,
         demand=facts.demand,
         prefill=facts.prefill,
         gpu_tokens=room.tokens,

@@ -13,6 +13,7 @@ from typing import Literal
 
 from kvplan.documents import CurvePoint, Prefill
 from kvplan.engines.profiles import power_of_two_above
+from kvplan.planning.curves import second_use
 from kvplan.planning.economics import Curve, LoadPath, Worth, busy_s, worth
 from kvplan.units import show_percent
 
@@ -26,7 +27,8 @@ class Demand:
 
     With R replicas that share the log by prefix affinity and a growth of g, each serves g/R of its requests, and a
     cache of C tokens does what one of C R/g tokens did for the log: `log_tokens_per_token` is R/g. `peak` is the
-    busiest stretch over the mean.
+    busiest stretch over the mean. Of the `ceiling_tokens` that infinite caches hit, `first_reuse_tokens` are the first
+    reuse of their block.
     """
 
     requests: int
@@ -36,16 +38,20 @@ class Demand:
     per_hour: float
     log_tokens_per_token: float = 1.0
     peak: float = 1.0
+    ceiling_tokens: int = 0
+    first_reuse_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
     """One tier that could be given memory.
 
-    A pool of `requested` bytes holds `requested // chunk_bytes` chunks of `chunk_tokens` tokens; sizes come in steps of
-    `step_bytes` and may not exceed `limit_bytes` as the host pays for them (`padded_pieces` page-locked tensors that
-    are rounded up to powers of two; 0 where the engine maps memory exactly). `store_s_per_token` is link time; the
-    GPU is charged `STORE_SHARE` of it where `stores_disturb`. `lifetime_bytes` of writes wear a drive out.
+    A pool of `requested` bytes holds `requested // chunk_bytes` chunks of `chunk_tokens` tokens, at `bytes_per_token`;
+    `beside_bytes_per_token` come on top of what the size says. Sizes come in steps of `step_bytes` and may not exceed
+    `limit_bytes` as the host pays for them (`padded_pieces` page-locked tensors that are rounded up to powers of two; 0
+    where the engine maps memory exactly). `store_s_per_token` is link time; the GPU is charged `STORE_SHARE` of it
+    where `stores_disturb`. `lifetime_bytes` of writes wear a drive out. With `second_use` only what is computed again
+    is stored. `hold_s_per_byte` is what a byte costs an hour, as GPU time that the same money buys.
     """
 
     name: Literal["host", "disk"]
@@ -61,6 +67,9 @@ class Tier:
     padded_pieces: int = 0
     lifetime_bytes: int | None = None
     minimum_life_s: float = 0.0
+    beside_bytes_per_token: int = 0
+    second_use: bool = False
+    hold_s_per_byte: float = 0.0
 
     @property
     def chunk_bytes(self) -> int:
@@ -73,9 +82,17 @@ class Tier:
 
     def cost(self, requested: int) -> int:
         """Bytes that a pool of `requested` bytes takes from the host."""
+        return self.padded(requested) + self.beside(requested)
+
+    def padded(self, requested: int) -> int:
+        """Bytes of the pool itself once its pieces are rounded up."""
         if not self.padded_pieces or not requested:
             return requested
         return self.padded_pieces * power_of_two_above(-(-requested // self.padded_pieces))
+
+    def beside(self, requested: int) -> int:
+        """Bytes that the engine takes beside the pool for the same tokens."""
+        return self.tokens(requested) * self.beside_bytes_per_token
 
     def request(self, tokens: int) -> int:
         """The smallest size that holds `tokens` tokens."""
@@ -90,9 +107,10 @@ class Tier:
         """The largest size within the limit, 0 where none is known."""
         if self.limit_bytes is None:
             return 0
-        size = self.limit_bytes // self.step_bytes * self.step_bytes
+        share = self.bytes_per_token / (self.bytes_per_token + self.beside_bytes_per_token)
+        size = int(self.limit_bytes * share) // self.step_bytes * self.step_bytes
         if self.padded_pieces and not self.fits(size):
-            each = self.limit_bytes // self.padded_pieces
+            each = int(self.limit_bytes * share) // self.padded_pieces
             whole = self.padded_pieces * (1 << each.bit_length() - 1) if each else 0
             size = whole // self.step_bytes * self.step_bytes
         return size
@@ -117,6 +135,7 @@ class Option:
     saved_s: float = 0.0
     load_s: float = 0.0
     store_s: float = 0.0
+    hold_s: float = 0.0
     loaded_tokens: float = 0.0
     stored_tokens: float = 0.0
     link_busy: float = 0.0
@@ -125,8 +144,13 @@ class Option:
 
     @property
     def net_s(self) -> float:
-        """GPU seconds an hour that this size gains after all costs."""
+        """GPU seconds an hour that this size gains after loads and stores."""
         return self.saved_s - self.load_s - self.store_s
+
+    @property
+    def value_s(self) -> float:
+        """The same once the memory is paid, which is what sizes are chosen by."""
+        return self.net_s - self.hold_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +177,8 @@ def options(curve: Curve, demand: Demand, prefill: Prefill, tier: Tier, base: Le
         held = tier.tokens(requested)
         reach = max(held, base.tokens) if tier.inclusive else held + base.tokens
         here = level(curve, demand, reach)
+        if tier.second_use:
+            here = replace(here, low=second_use(here.low, demand.first_reuse_tokens))
         gain = worth(here.low, base.high, prefill, tier.path, demand.block_tokens)
         best = max(best, gain, key=lambda one: one.net_s)
         found.append(_option(demand, tier, base, requested, here, best))
@@ -169,7 +195,8 @@ def _sizes(curve: Curve, demand: Demand, tier: Tier, base: Level) -> Iterable[in
 
 def _option(demand: Demand, tier: Tier, base: Level, requested: int, here: Level, best: Worth) -> Option:
     hits = max(here.low.hit_tokens if tier.inclusive else base.low.hit_tokens, base.low.hit_tokens)
-    stored = (demand.input_tokens - hits) * demand.per_hour
+    known = demand.ceiling_tokens if tier.second_use else demand.input_tokens
+    stored = max(0, known - hits) * demand.per_hour
     link_s = best.load_s * demand.per_hour, stored * tier.store_s_per_token
     busy = (sum(link_s) if tier.shared_path else max(link_s)) * demand.peak / 3600
     written = stored * tier.bytes_per_token / 3600
@@ -181,6 +208,7 @@ def _option(demand: Demand, tier: Tier, base: Level, requested: int, here: Level
         saved_s=best.saved_s * demand.per_hour,
         load_s=link_s[0],
         store_s=link_s[1] * STORE_SHARE if tier.stores_disturb else 0.0,
+        hold_s=tier.cost(requested) * tier.hold_s_per_byte,
         loaded_tokens=best.tokens * demand.per_hour,
         stored_tokens=stored,
         link_busy=busy,
@@ -193,23 +221,24 @@ def _refusal(tier: Tier, option: Option) -> str:
     if option.link_busy > BUSY_LIMIT:
         return f"its link would be busy {show_percent(option.link_busy)} of the time at the peak"
     if option.life_s is not None and option.life_s < tier.minimum_life_s:
-        return f"writing everything wears the drive out in {option.life_s / 86400:,.1f} days"
+        what = "what is computed again" if tier.second_use else "everything"
+        return f"writing {what} wears the drive out in {option.life_s / 86400:,.1f} days"
     return ""
 
 
 def best_of(found: Iterable[Option]) -> Option | None:
-    """The feasible option with the greatest net gain, the smallest of equals."""
+    """The feasible option with the greatest net gain, memory paid, the smallest of equals."""
     allowed = [option for option in found if not option.refused]
-    return max(allowed, key=lambda option: option.net_s, default=None)
+    return max(allowed, key=lambda option: option.value_s, default=None)
 
 
 def choose(found: tuple[Option, ...], rules: Rules) -> Option | None:
     """The smallest feasible size whose net gain is within the tolerance of the best; None where nothing pays."""
     best = best_of(found)
-    if best is None or best.net_s <= 0 or best.net_s < rules.minimum_s:
+    if best is None or best.value_s <= 0 or best.value_s < rules.minimum_s:
         return None
-    enough = (1 - rules.tolerance) * best.net_s
-    return next(option for option in found if not option.refused and option.net_s >= enough)
+    enough = (1 - rules.tolerance) * best.value_s
+    return next(option for option in found if not option.refused and option.value_s >= enough)
 
 
 def knee(found: tuple[Option, ...]) -> Option | None:
@@ -235,6 +264,7 @@ class Case:
 
     curve: Curve
     kept: Curve
+    disk_kept: Curve
     demand: Demand
     prefill: Prefill
     gpu_tokens: int
@@ -261,6 +291,11 @@ class Outcome:
         return sum(option.net_s for option in (self.host, self.disk) if option)
 
     @property
+    def value_s(self) -> float:
+        """The same once memory and space are paid."""
+        return sum(option.value_s for option in (self.host, self.disk) if option)
+
+    @property
     def level(self) -> Level:
         """What all tiers together hold."""
         last = self.disk or self.host
@@ -278,7 +313,8 @@ def solve(case: Case) -> Outcome:
     disk_options: tuple[Option, ...] = ()
     if case.disk:
         tier = replace(case.disk, stores_disturb=host is None)
-        disk_options = options(case.kept, case.demand, case.prefill, tier, beneath)
+        curve = case.kept if host is None else case.disk_kept  # alone, a disk tier starts empty like a host tier
+        disk_options = options(curve, case.demand, case.prefill, tier, beneath)
     return Outcome(
         base=base,
         busy_s=busy,

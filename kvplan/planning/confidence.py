@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from typing import Literal
 
 from kvplan.documents import Confidence, Evidence
-from kvplan.planning.budgets import active
 from kvplan.planning.choice import STORE_SHARE
 from kvplan.planning.facts import Facts, evidence_of
 from kvplan.planning.links import Rates
 from kvplan.units import show_bytes, show_duration, show_exact, show_percent, show_rate, show_tokens
 
 WEEK_S = 7 * 86400
+# Findings on the hit curve that make it less than a replay of this deployment, and what would settle each.
+_CURVES = (
+    ("affinity-assumed", "routing by prefix affinity is assumed", "profile the log spread over these replicas"),
+    ("round-robin-bound", "hits under round robin are a lower bound", "profile the log spread over these replicas"),
+    ("isolation-scaled", "hits of separate tenants are scaled from infinite caches", "profile the log by tenant"),
+)
 
 
 def confidence(facts: Facts) -> Confidence:
@@ -33,8 +38,10 @@ def confidence(facts: Facts) -> Confidence:
     if facts.host_memory is None:
         reasons.append("the host's memory is unknown")
         raise_by.append("probe the host, or state --host-memory")
-    if facts.replicas > 1:
-        reasons.append("routing by prefix affinity is assumed")
+    for code, reason, step in _CURVES:
+        if any(finding.code == code for finding in facts.curves.findings):
+            reasons.append(reason)
+            raise_by.append(step)
     grade: Literal["B", "C"] = "C" if reasons else "B"
     span = facts.workload.span_s or 0.0
     reasons += _positive(facts)
@@ -60,7 +67,7 @@ def _band(facts: Facts) -> str:
 
 def evidence(facts: Facts) -> tuple[Evidence, ...]:
     """Every input with its origin, as the report's evidence table lists it."""
-    return (*_model(facts), *_machine(facts), *_prefill(facts), *_log(facts), *_policy(facts))
+    return (*_model(facts), *_machine(facts), *_prefill(facts), *_log(facts), *_policy(facts), *_prices(facts))
 
 
 def _model(facts: Facts) -> Iterator[Evidence]:
@@ -156,7 +163,7 @@ def _log(facts: Facts) -> Iterator[Evidence]:
         source="LRU replay of the log, cold start",
         date=date,
     )
-    tokens, requests = active(facts)
+    tokens, requests = facts.active
     service = workload.service
     yield Evidence(
         what=f"active state ({facts.policy.active_percentile})",
@@ -183,6 +190,28 @@ def _policy(facts: Facts) -> Iterator[Evidence]:
         ("host memory headroom", show_percent(policy.headroom_ratio), policy.headroom_ratio == 0.1),
         ("tolerance of the choice", show_percent(policy.tolerance_ratio), policy.tolerance_ratio == 0.02),
         ("least gain", show_percent(policy.minimum_gain_ratio) + " of prefill time", policy.minimum_gain_ratio == 0.02),
+        ("who may share cached blocks", policy.share, policy.share == "all"),
+        ("routing", policy.routing, policy.routing == "affinity"),
+        ("bytes a tier takes over the estimate's", f"x {policy.expansion:g}", policy.expansion == 1.0),
+        ("what memory costs in the choice", policy.price_view, policy.price_view == "owned"),
     )
     for what, value, default in rows:
         yield Evidence(what=what, value=value, provenance="default" if default else "configured", source="policy")
+
+
+def _prices(facts: Facts) -> Iterator[Evidence]:
+    prices = facts.prices
+    if prices is None:
+        return
+    rows = (
+        ("GPU price", prices.gpu_usd_per_hour, "an hour"),
+        ("memory price", prices.memory_usd_per_gb, "a GB"),
+        ("memory rent", prices.memory_usd_per_gb_hour, "a GB an hour"),
+        ("drive price", prices.disk_usd_per_gb, "a GB"),
+        ("drive rent", prices.disk_usd_per_gb_hour, "a GB an hour"),
+    )
+    for what, value, unit in rows:
+        if value is not None:
+            yield Evidence(
+                what=what, value=f"${value:g} {unit}", provenance="configured", source=prices.source, date=prices.date
+            )

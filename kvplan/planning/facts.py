@@ -13,8 +13,10 @@ from kvplan.documents import (
     GpuDevice,
     GpuSpec,
     Host,
+    PlanInputs,
     Policy,
     Prefill,
+    Prices,
     Probe,
     Provenance,
     Workload,
@@ -22,6 +24,7 @@ from kvplan.documents import (
 from kvplan.engines.profiles import Profile, profile
 from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand
+from kvplan.planning.curves import Curves, curves_of
 from kvplan.planning.links import Rates, disk_rates, host_rates
 from kvplan.planning.recompute import prefill_cost
 from kvplan.units import show_bytes
@@ -61,8 +64,10 @@ class Facts:
     overhead: Known
     utilization: float
     bytes_per_token_per_gpu: int
+    curves: Curves
     demand: Demand
     prefill: Prefill
+    prices: Prices | None
     host_link: Rates | None
     disk_link: Rates | None
     machine: Host | None
@@ -80,15 +85,17 @@ class Facts:
         """Bytes of one token in a host or disk tier, all ranks together."""
         return self.estimate.kv.offload_bytes_per_token
 
+    @property
+    def active(self) -> tuple[float, float]:
+        """Tokens and requests in flight over the whole log, at the policy's percentile."""
+        tokens, requests = self.workload.active_tokens, self.workload.active_requests
+        name = self.policy.active_percentile
+        return (getattr(tokens, name) if tokens else 0.0), (getattr(requests, name) if requests else 0.0)
 
-def gather(
-    estimate: Document[Estimate],
-    workload: Document[Workload],
-    probe: Document[Probe] | None,
-    gpu: GpuSpec | None,
-    policy: Policy,
-) -> Facts:
+
+def gather(inputs: PlanInputs, policy: Policy) -> Facts:
     """Resolve every input. Raises KvplanError for what a plan cannot do without."""
+    estimate, workload, probe, gpu = inputs.estimate, inputs.workload, inputs.probe, inputs.gpu
     data, host = estimate.data, probe.data if probe else None
     rules = profile(data.engine if data.engine != "none" else policy.engine)
     machine, differs = _machine(host, policy)
@@ -98,9 +105,11 @@ def gather(
     if policy.growth <= 0:
         raise KvplanError(f"a growth of {policy.growth:g} leaves no demand to plan for: give a factor above 0")
     device, findings = _device(host, gpu)
-    per_gpu = _bytes_per_token(data)
+    per_gpu = bytes_per_token(data)
     prefill, more = prefill_cost(data, host, gpu)
     links, flagged = _links(data, host, device, gpu, policy, per_gpu)
+    lasts = rules.disk_survives == "behind-host" and not policy.forbid_host
+    curves = curves_of(workload.data, policy, replicas, lasts)
     return Facts(
         estimate=data,
         workload=workload.data,
@@ -116,8 +125,10 @@ def gather(
         overhead=_overhead(data, rules, estimate.created),
         utilization=_utilization(data, rules, policy),
         bytes_per_token_per_gpu=per_gpu,
-        demand=demand(workload.data, policy.growth, replicas),
+        curves=curves,
+        demand=demand(workload.data, curves, policy.growth, replicas),
         prefill=prefill,
+        prices=inputs.prices,
         host_link=links[0],
         disk_link=links[1],
         machine=machine,
@@ -133,13 +144,14 @@ def gather(
             *differs,
             *more,
             *flagged,
-            *_assumptions(data, policy, replicas),
+            *curves.findings,
+            *_assumptions(data, policy),
             *_unbounded(host, policy),
         ),
     )
 
 
-def demand(workload: Workload, growth: float, replicas: int) -> Demand:
+def demand(workload: Workload, curves: Curves, growth: float, replicas: int) -> Demand:
     """The log's load on one replica. Raises KvplanError where the log is empty or has no time."""
     if not workload.requests:
         raise KvplanError("the workload has no requests: there is nothing to plan for")
@@ -155,8 +167,10 @@ def demand(workload: Workload, growth: float, replicas: int) -> Demand:
         input_tokens_sq=float(square) if square is not None else _square_bound(workload),
         block_tokens=max(1, workload.block_tokens),
         per_hour=3600 / workload.span_s * growth / replicas,
-        log_tokens_per_token=replicas / growth,
+        log_tokens_per_token=(1 if curves.one_server else replicas) / growth,
         peak=max(1.0, max(rates) * workload.span_s / workload.input_tokens) if rates and workload.input_tokens else 1.0,
+        ceiling_tokens=curves.ceiling_tokens,
+        first_reuse_tokens=curves.first_reuse_tokens,
     )
 
 
@@ -240,7 +254,7 @@ def _overhead(estimate: Estimate, rules: Profile, created: str) -> Known:
     return Known(value=rules.overhead_bytes, provenance="assumed", source=source, date=rules.date)
 
 
-def _bytes_per_token(estimate: Estimate) -> int:
+def bytes_per_token(estimate: Estimate) -> int:
     """Bytes of one reusable token on the fullest rank: what it keeps, or its share of what a tier would store.
 
     The second is larger where windowed layers keep less on the GPU than a stored prefix needs.
@@ -315,14 +329,11 @@ def _on_host(probe: Probe | None, policy: Policy, replicas: int, gpus: int) -> i
     return replicas
 
 
-def _assumptions(estimate: Estimate, policy: Policy, replicas: int) -> list[Finding]:
+def _assumptions(estimate: Estimate, policy: Policy) -> list[Finding]:
     findings = []
     if estimate.engine == "none":
         text = f"the estimate is engine-free: its bytes carry no block rounding or replication of {policy.engine}"
         findings.append(Finding(severity="warning", code="engine-free-bytes", text=text))
-    if replicas > 1:
-        text = f"{replicas} replicas share the log by prefix affinity; round robin would reuse less"
-        findings.append(Finding(severity="warning", code="affinity-assumed", text=text))
     if any(group.window_tokens or group.bytes_per_sequence for group in estimate.groups):
         text = (
             "layers with a window or a state: a reusable token is charged what a stored prefix takes, the larger figure"

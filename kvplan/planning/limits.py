@@ -5,25 +5,36 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kvplan.documents import Limit
-from kvplan.planning.budgets import GpuRoom, HostRoom
+from kvplan.documents import Limit, NodeBytes
+from kvplan.planning.budgets import GpuRoom
 from kvplan.planning.choice import BUSY_LIMIT, Option, Outcome, Tier
 from kvplan.planning.economics import break_even_length, break_even_rate
 from kvplan.planning.facts import Facts
+from kvplan.planning.hostroom import HostRoom
 from kvplan.units import GiB, show_bytes, show_duration, show_rate, show_tokens
 
 SHM_SPARE = GiB // 4
 
 
 def limits(
-    facts: Facts, gpu: GpuRoom, host: HostRoom, tiers: tuple[Tier | None, Tier | None], outcome: Outcome
+    facts: Facts,
+    gpu: GpuRoom,
+    host: HostRoom,
+    tiers: tuple[Tier | None, Tier | None],
+    outcome: Outcome,
+    numa: tuple[NodeBytes, ...],
 ) -> tuple[Limit, ...]:
     """Every limit that was checked; one that is not `ok` makes the plan's exit code 3."""
+    cost = tiers[0].cost(outcome.host.requested) if tiers[0] and outcome.host else 0
     return (
         *_gpu(facts, gpu),
         _prefill(facts, outcome),
         *_first_token(facts),
-        *_host(facts, host, tiers[0], outcome.host),
+        *_host(facts, host, cost),
+        *_cgroups(facts, host, cost),
+        *_shared_memory(facts, cost),
+        *_page_locked(facts, cost),
+        *_numa(numa),
         *_disk(facts, tiers[1], outcome.disk),
         *_link(facts, tiers[0], outcome.host),
         *_link(facts, tiers[1], outcome.disk),
@@ -81,39 +92,82 @@ def _first_token(facts: Facts) -> Iterator[Limit]:
     )
 
 
-def _host(facts: Facts, room: HostRoom, tier: Tier | None, option: Option | None) -> Iterator[Limit]:
-    cost = tier.cost(option.requested) if tier and option else 0
-    if room.available is not None and facts.host_memory is not None:
-        shared = "" if facts.on_host == 1 else f" / {facts.on_host} replicas on the host"
-        yield Limit(
-            name="host memory",
-            limit=float(room.available),
-            needed=float(cost),
-            unit="bytes",
-            ok=cost <= room.available,
-            why=(
-                f"{show_bytes(facts.host_memory.value)}{shared} less system {show_bytes(room.system)}, engine "
-                f"processes {show_bytes(room.processes)} and headroom {show_bytes(room.headroom)}"
-            ),
-            provenance=facts.host_memory.provenance,
-        )
-    machine = facts.machine
-    if machine is None:
+def _host(facts: Facts, room: HostRoom, cost: int) -> Iterator[Limit]:
+    if room.available is None or facts.host_memory is None:
         return
-    if facts.profile.shm and machine.shm_free_bytes is not None:
-        needed = (cost + SHM_SPARE) * facts.on_host if cost else 0
+    shared = "" if facts.on_host == 1 else f" / {facts.on_host} replicas on the host"
+    parts = ", ".join(f"{part.name} {show_bytes(part.bytes)}" for part in room.parts)
+    yield Limit(
+        name="host memory",
+        limit=float(room.available),
+        needed=float(cost),
+        unit="bytes",
+        ok=cost <= room.available,
+        why=f"{show_bytes(facts.host_memory.value)}{shared} less {parts} and headroom {show_bytes(room.headroom)}",
+        provenance=facts.host_memory.provenance,
+    )
+
+
+def _cgroups(facts: Facts, room: HostRoom, cost: int) -> Iterator[Limit]:
+    """Every memory limit on the way to the root, against what the replicas on the host add to it."""
+    if facts.machine is None:
+        return
+    for level in facts.machine.cgroups:
+        if level.limit_bytes is None:
+            continue
+        used = max(0, (level.current_bytes or 0) - (level.reclaimable_bytes or 0))
+        needed = used + (room.taken + cost) * facts.on_host
         yield Limit(
-            name="/dev/shm",
-            limit=float(machine.shm_free_bytes),
+            name=f"memory limit of cgroup {level.path}",
+            limit=float(level.limit_bytes),
             needed=float(needed),
             unit="bytes",
-            ok=needed <= machine.shm_free_bytes,
+            ok=needed <= level.limit_bytes,
             why=(
-                f"{facts.profile.name} maps its host tier there and does not start without room: enlarge it with "
-                f"--shm-size or `mount -o remount,size={-(-needed // GiB)}g /dev/shm`"
-                if needed > machine.shm_free_bytes
-                else f"{facts.profile.name} maps its host tier there"
+                f"{show_bytes(used)} in use there that cannot be reclaimed, and all that this plan takes on the host; "
+                "a pool in /dev/shm counts once"
             ),
+            provenance="measured",
+        )
+
+
+def _shared_memory(facts: Facts, cost: int) -> Iterator[Limit]:
+    machine = facts.machine
+    if machine is None or not facts.profile.shm or machine.shm_free_bytes is None:
+        return
+    needed = (cost + SHM_SPARE) * facts.on_host if cost else 0
+    yield Limit(
+        name="/dev/shm",
+        limit=float(machine.shm_free_bytes),
+        needed=float(needed),
+        unit="bytes",
+        ok=needed <= machine.shm_free_bytes,
+        why=(
+            f"{facts.profile.name} maps its host tier there and does not start without room: enlarge it with "
+            f"--shm-size or `mount -o remount,size={-(-needed // GiB)}g /dev/shm`"
+            if needed > machine.shm_free_bytes
+            else f"{facts.profile.name} maps its host tier there"
+        ),
+        provenance="measured",
+    )
+
+
+def _page_locked(facts: Facts, cost: int) -> Iterator[Limit]:
+    """What page-locking gave on this host where the probe met its end, and the limit of mlock, which does not bind."""
+    machine = facts.machine
+    if machine is None or facts.probe is None:
+        return
+    stopped = [one for one in facts.probe.pinning if one.stopped and one.pinned_bytes < one.requested_bytes]
+    if stopped:
+        worst = min(stopped, key=lambda one: one.pinned_bytes)
+        each = -(-cost // facts.gpus)
+        yield Limit(
+            name="page-locked memory",
+            limit=float(worst.pinned_bytes),
+            needed=float(each),
+            unit="bytes",
+            ok=each <= worst.pinned_bytes,
+            why=f"a GPU's share of the tier; the probe could page-lock no more for GPU {worst.gpu}: {worst.stopped}",
             provenance="measured",
         )
     if machine.memlock_bytes is not None:
@@ -128,6 +182,25 @@ def _host(facts: Facts, room: HostRoom, tier: Tier | None, option: Option | None
         )
 
 
+def _numa(nodes: tuple[NodeBytes, ...]) -> Iterator[Limit]:
+    """Reported only: memory that one node lacks comes from the next, which is slower but not refused."""
+    for node in nodes if len(nodes) > 1 else ():
+        over = node.bytes > node.available_bytes
+        yield Limit(
+            name=f"NUMA node {node.node}",
+            limit=float(node.available_bytes),
+            needed=float(node.bytes),
+            unit="bytes",
+            ok=True,
+            why=(
+                "the rest comes from other nodes, over the link between sockets: interleave it, or give less"
+                if over
+                else "page-locked pages stay where they were first touched: bind each engine to its GPU's node"
+            ),
+            provenance="measured",
+        )
+
+
 def _disk(facts: Facts, tier: Tier | None, option: Option | None) -> Iterator[Limit]:
     if tier is None or tier.limit_bytes is None or facts.disk_link is None or facts.disk_link.disk is None:
         return
@@ -138,7 +211,10 @@ def _disk(facts: Facts, tier: Tier | None, option: Option | None) -> Iterator[Li
         needed=float(option.requested if option else 0),
         unit="bytes",
         ok=not option or option.requested <= tier.limit_bytes,
-        why=f"85 % of {show_bytes(drive.free_bytes)} free on {drive.path}, or what the policy allows",
+        why=(
+            f"85 % of {show_bytes(drive.free_bytes + facts.policy.disk_own_bytes)} free or its own on {drive.path}, or "
+            "what the policy allows"
+        ),
         provenance="measured",
     )
     if option and option.life_s is not None:

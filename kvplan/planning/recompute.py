@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.documents import Estimate, Finding, GpuSpec, Prefill, Probe
+from kvplan.documents import CurvePoint, Estimate, Finding, GpuSpec, Prefill, Probe
 from kvplan.errors import KvplanError
 
 STEP_S = 1e-3
@@ -73,3 +73,8 @@ def _is_sparse(estimate: Estimate) -> bool:
     if estimate.weights is None or estimate.compute is None or not estimate.weights.params:
         return False
     return estimate.compute.linear_flops_per_token < SPARSE * 2 * estimate.weights.params
+
+
+def whole_value(hits: CurvePoint, prefill: Prefill) -> float:
+    """Seconds of prefill that a log's hits avoid: a Σp + b Σp²."""
+    return prefill.a_s_per_token * hits.hit_tokens + prefill.b_s_per_token_sq * hits.reused_prefix_tokens_sq

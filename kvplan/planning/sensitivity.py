@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kvplan.documents import CurvePoint, Prefill, PrefixClass, Sensitivity
-from kvplan.planning.budgets import gpu_room, kept_curve
+from kvplan.documents import Prefill, Sensitivity
+from kvplan.planning.budgets import case_of, gpu_room
 from kvplan.planning.choice import Case, Tier, solve
+from kvplan.planning.curves import scaled
 from kvplan.planning.economics import Curve
-from kvplan.planning.facts import Facts, demand
+from kvplan.planning.facts import Facts, bytes_per_token, demand
+from kvplan.planning.hostroom import host_room
+from kvplan.planning.variants import with_kv_dtype
 
 LEAST_BAND = 0.1
 
@@ -34,7 +37,8 @@ def changes(facts: Facts, case: Case) -> Iterator[tuple[str, str, Case]]:
     """What is moved, by how much, and the case that results."""
     for change, factor in (("-25 %", 0.75), ("+25 %", 1.25)):
         yield "demand", change, _demand(facts, case, factor)
-    yield "hits of the log", "-20 %", replace(case, curve=_fewer(case.curve), kept=_fewer(case.kept))
+    fewer = replace(case, curve=_fewer(case.curve), kept=_fewer(case.kept), disk_kept=_fewer(case.disk_kept))
+    yield "hits of the log", "-20 %", fewer
     if case.host:
         yield "host link", "half as fast", replace(case, host=_slower(case.host, 2.0))
     if case.disk:
@@ -48,41 +52,30 @@ def changes(facts: Facts, case: Case) -> Iterator[tuple[str, str, Case]]:
         yield "bytes a token takes in host memory", "x 1.5", replace(case, host=wider)
         yield "GPU time lost to stores", "all of it", replace(case, host=_stored(case.host, 2.0))
         yield "GPU time lost to stores", "none", replace(case, host=replace(case.host, stores_disturb=False))
+    yield from _dtypes(facts)
+
+
+def _dtypes(facts: Facts) -> Iterator[tuple[str, str, Case]]:
+    """Half or twice the bytes of a token, where the estimate's groups say that this is another KV dtype."""
+    for dtype in ("fp8", "bf16"):
+        other = with_kv_dtype(facts.estimate, dtype) if dtype != facts.estimate.kv_dtype else None
+        if other is not None and facts.estimate.kv_dtype in ("fp8", "bf16"):
+            moved = replace(facts, estimate=other, bytes_per_token_per_gpu=bytes_per_token(other))
+            yield "KV dtype", dtype, case_of(moved, gpu_room(moved), host_room(moved))
 
 
 def _demand(facts: Facts, case: Case, factor: float) -> Case:
     growth = facts.policy.growth * factor
     return replace(
         case,
-        demand=demand(facts.workload, growth, facts.replicas),
+        demand=demand(facts.workload, facts.curves, growth, facts.replicas),
         gpu_tokens=gpu_room(facts, growth).tokens,
-        kept=kept_curve(facts),
     )
 
 
 def _fewer(curve: Curve) -> Curve:
-    """The same curve with a fifth fewer requests that hit."""
-    return Curve([_scaled(point, 4, 5) for point in curve.points])
-
-
-def _scaled(point: CurvePoint, up: int, down: int) -> CurvePoint:
-    return replace(
-        point,
-        hit_blocks=point.hit_blocks * up // down,
-        hit_tokens=point.hit_tokens * up // down,
-        hit_ratio=point.hit_ratio * up / down,
-        hit_requests=point.hit_requests * up // down,
-        reused_prefix_tokens_sq=point.reused_prefix_tokens_sq * up // down,
-        prefixes=tuple(
-            PrefixClass(
-                at_most_tokens=part.at_most_tokens,
-                requests=part.requests * up // down,
-                tokens=part.tokens * up // down,
-                tokens_sq=part.tokens_sq * up // down,
-            )
-            for part in point.prefixes
-        ),
-    )
+    """The same curve with a fifth fewer hits."""
+    return Curve([scaled(point, 0.8) for point in curve.points])
 
 
 def _slower(tier: Tier, factor: float) -> Tier:
