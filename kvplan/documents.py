@@ -1195,7 +1195,7 @@ class Cost:
     """One view of the money, for one replica an hour; prefill alone, decoding is not counted.
 
     `gpu` is the GPU time that the recommendation frees, `hold` what its memory and space cost, `wear` what its writes
-    take of a bought drive. The last two sizes are what this view alone would choose.
+    take of a bought drive beyond that. The last two sizes are what this view alone would choose.
     """
 
     view: PriceView

@@ -67,23 +67,23 @@ class Sweep:
 
 
 @compiled
-def _find_runs(blocks: NDArray[Any], offsets: Ints, unique: int) -> tuple[Ints, int]:
-    requests = offsets.size - 1
+def _find_runs(blocks: NDArray[Any], starts: Ints, ends: Ints, unique: int) -> tuple[Ints, int]:
+    requests = starts.size
     last = np.full(unique, -1, np.int32)  # by block: the request that touched it last
     newest = np.zeros(requests + 1, np.int64)  # Fenwick tree over requests: blocks each was the last to touch
     live = 0  # the tree's total
     runs = np.empty((max(16, 2 * requests), 5), np.int64)
     found = 0
     for r in range(requests):
-        start = offsets[r]
-        n = offsets[r + 1] - start
+        start = starts[r]
+        n = ends[r] - start
         depth = 0
         while depth < n:
             q = last[blocks[start + depth]]
             if q < 0:
                 break
-            base = offsets[q]
-            limit = min(n, offsets[q + 1] - base)
+            base = starts[q]
+            limit = min(n, ends[q] - base)
             end = depth + 1
             while end < limit and blocks[start + end] == blocks[base + end]:
                 end += 1
@@ -209,6 +209,14 @@ def _hit_depths_within(blocks: NDArray[Any], offsets: Ints, group: Ints, order: 
     return depths
 
 
+@compiled
+def _references(blocks: NDArray[Any], unique: int) -> Ints:
+    count = np.zeros(unique, np.int64)  # NumPy's bincount would first copy the ids as int64
+    for block in blocks:
+        count[block] += 1
+    return count
+
+
 def as_ints(values: NDArray[Any]) -> Ints:
     """The values as the kernels are compiled for: contiguous int64."""
     return np.ascontiguousarray(values, dtype=np.int64)
@@ -231,12 +239,24 @@ def unique_blocks(requests: Requests) -> int:
     return int(requests.blocks.max()) + 1 if requests.blocks.size else 0
 
 
-def find_runs(requests: Requests, progress: Progress = silent) -> Runs:
-    """Every reuse of the log as runs. O(block references) sequential steps plus O(runs x log requests)."""
+def find_runs(
+    requests: Requests, progress: Progress = silent, *, rows: Ints | None = None, keep: Ints | None = None
+) -> Runs:
+    """Every reuse of the log as runs. O(block references) sequential steps plus O(runs x log requests).
+
+    As if the log had only the requests `rows` (ascending), each with only its leading `keep` blocks (by request of the
+    whole log); the runs name requests of the whole log.
+    """
     announce(progress, _find_runs)
     progress("finding every reuse")
-    table, found = _find_runs(block_ids(requests), as_ints(requests.offsets), unique_blocks(requests))
-    return as_runs(table[:found])
+    offsets = as_ints(requests.offsets)
+    starts = offsets[:-1]
+    ends = offsets[1:] if keep is None else starts + keep
+    if rows is not None:
+        starts, ends = starts[rows], ends[rows]
+    table, found = _find_runs(block_ids(requests), starts, ends, unique_blocks(requests))
+    runs = as_runs(table[:found])
+    return runs if rows is None else replace(runs, request=rows[runs.request], toucher=rows[runs.toucher])
 
 
 def run_tokens(runs: Runs, requests: Requests) -> Ints:
@@ -320,33 +340,7 @@ def as_runs(table: Ints) -> Runs:
 
 def references(requests: Requests) -> Ints:
     """How many requests have each block, int64 (unique,). Along a path the counts never rise."""
-    return np.bincount(requests.blocks, minlength=unique_blocks(requests))
-
-
-def select(requests: Requests, rows: Ints) -> Requests:
-    """The requests `rows` names, in that order, with their blocks renumbered to be dense again."""
-    count = np.diff(as_ints(requests.offsets))[rows]
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(count)))
-    at = np.repeat(as_ints(requests.offsets)[rows] - offsets[:-1], count) + np.arange(offsets[-1])
-    return _with_blocks(requests, rows, offsets, requests.blocks[at])
-
-
-def truncated(requests: Requests, keep: Ints) -> Requests:
-    """Every request with only its leading `keep` blocks; the tokens of the others count as a tail without a block."""
-    count = np.diff(as_ints(requests.offsets))
-    offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(keep)))
-    starts = as_ints(requests.offsets)[:-1]
-    inside = np.arange(requests.blocks.size) - np.repeat(starts, count) < np.repeat(keep, count)
-    return _with_blocks(requests, np.arange(count.size), offsets, requests.blocks[inside])
-
-
-def _with_blocks(requests: Requests, rows: Ints, offsets: Ints, blocks: NDArray[Any]) -> Requests:
-    used = np.zeros(unique_blocks(requests), np.bool_)
-    used[blocks] = True
-    number = (np.cumsum(used) - 1).astype(requests.blocks.dtype)
-    columns = ("time_s", "input_tokens", "output_tokens", "duration_s", "tenant", "session")
-    kept = {name: getattr(requests, name)[rows] for name in columns}
-    return replace(requests, offsets=offsets, blocks=number[blocks], **kept)
+    return _references(block_ids(requests), unique_blocks(requests))
 
 
 def hits(requests: Requests, depths: Ints, capacity: int) -> Hits:
@@ -360,3 +354,11 @@ def hits(requests: Requests, depths: Ints, capacity: int) -> Hits:
         hit_tokens=hit,
         hit_ratio=hit / whole if whole else 0.0,
     )
+
+
+def as_hits(depths: Ints) -> Runs:
+    """Runs that stand for hits of `depths` leading blocks at any capacity, so that a sweep measures them."""
+    request = np.flatnonzero(depths)
+    none = np.zeros(request.size, np.int64)
+    # A rank so low that every capacity reaches the end of the run.
+    return Runs(request=request, toucher=none, depth=none, length=depths[request], rank=-(1 << 40) + none)

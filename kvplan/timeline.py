@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan import reuse
-from kvplan.documents import Interval, Load, Percentiles, Requests, ServiceModel, WorkingSet
+from kvplan.documents import Arrivals, Interval, Load, Percentiles, Requests, ServiceModel, WorkingSet
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 _MOST_STRETCHES = 200
+_DATED_S = 1e9
 _WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _WINDOWS_S = (1, 10, 60, 300, 600, 1800, 3600, 7200, 14400, 28800, 86400, 604800)
 _INTERVALS_S = (
@@ -176,4 +177,23 @@ def load(runs: reuse.Runs, requests: Requests, steps: Flight, window_s: float) -
             working_set_tokens=int(resident[i]),
         )
         for i in range(count)
+    )
+
+
+def by_hour(requests: Requests) -> tuple[Arrivals, ...]:
+    """What arrived in each hour of the day: UTC where the stamps are dates (after 2001), else from the log's start.
+
+    Empty for a log of an hour or less.
+    """
+    time_s = np.asarray(requests.time_s, np.float64)
+    start = 0.0 if time_s[0] >= _DATED_S else float(time_s[0])
+    if time_s[-1] - time_s[0] <= 3600:
+        return ()
+    hour = ((time_s - start) // 3600 % 24).astype(np.int64)
+    arrived = np.bincount(hour, minlength=24)
+    tokens = np.zeros(24, np.int64)
+    np.add.at(tokens, hour, requests.input_tokens)
+    return tuple(
+        Arrivals(hour=i, requests=int(arrived[i]), input_tokens=int(tokens[i]))
+        for i in np.flatnonzero(arrived).tolist()
     )

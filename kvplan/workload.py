@@ -6,13 +6,14 @@ Everything is in tokens and blocks, free of any model; docs/workload.md defines 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan import reuse, timeline
-from kvplan.documents import CurvePoint, Finding, PrefixClass, Requests, ServiceModel, Tenant, Workload
+from kvplan import policies, reuse, sharing, timeline, whatif
+from kvplan.documents import CurvePoint, Finding, HitRates, PrefixClass, Requests, ServiceModel, Tenant, Workload
 from kvplan.errors import KvplanError, UsageError
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_percent
@@ -22,10 +23,12 @@ Floats: TypeAlias = NDArray[np.float64]
 
 _PREFERRED = (10, 12.5, 16, 20, 25, 31.5, 40, 50, 63, 80)  # Renard's R10: ten steps a decade, the same for every log
 _DECADES = 5
+_HANDFUL = (0.003, 0.01, 0.03, 0.1, 0.3)  # of the unique blocks: where policies and what-ifs are measured
 _LEAST_CLASS_TOKENS = 64
 _LOAD_WINDOW_S = 300.0
 _MOST_TENANTS = 100
 _WORTH_SAYING = 0.01
+_QUICK = 40_000_000  # block references that the optimal policy may play unasked: some seconds
 
 
 def profile(
@@ -35,34 +38,38 @@ def profile(
     capacity_tokens: Sequence[int] = (),
     ttl_s: float | None = None,
     service: ServiceModel | None = None,
+    measure_from: float = 0.5,
+    other_policies: Sequence[str] = (),
+    replicas: int | None = None,
+    tiers: Sequence[int] = (),
+    runs: reuse.Runs | None = None,
     progress: Progress = silent,
 ) -> Workload:
     """Profile a log. The curve has about ten points a decade up to its unique blocks, and every capacity asked for.
 
     `capacity_blocks` and `capacity_tokens` (rounded down to whole blocks) are exact extra points. With `ttl_s` the
     cache also drops what was not used for so long. `service` says how long a request is in flight where the log does
-    not. Raises KvplanError for a log too large to count in 64 bits, UsageError for a capacity or TTL without meaning.
+    not. The warm figures count only requests from the share `measure_from` of the log on. `other_policies`, `replicas`
+    and `tiers` (blocks, from the top) are what-ifs; `runs` are the log's, where they have been found already.
+    Raises KvplanError for a log too large to count in 64 bits, UsageError for an argument without meaning.
     """
     asked = [*capacity_blocks, *(tokens // requests.block_tokens for tokens in capacity_tokens)]
     timed = not np.isnan(requests.time_s).any()
-    _refuse_nonsense(requests, asked, ttl_s, timed)
-    runs = reuse.find_runs(requests, progress)
+    _refuse_nonsense(requests, asked, ttl_s, timed, measure_from)
+    runs = reuse.find_runs(requests, progress) if runs is None else runs
     progress("measuring the curve")
     tokens = reuse.run_tokens(runs, requests)
     gap_s = requests.time_s[runs.request] - requests.time_s[runs.toucher]
     alive = runs if ttl_s is None else runs.where(gap_s <= ttl_s)
-    curve = _curve(alive, requests, _capacities(reuse.unique_blocks(requests), asked))
+    grid = _capacities(reuse.unique_blocks(requests), asked)
     ceiling = _curve(runs, requests, np.array([reuse.unique_blocks(requests)]))[0]
     input_tokens = int(requests.input_tokens.sum())
     novel_tokens = input_tokens - ceiling.hit_tokens
     progress("measuring tenants and time")
     tenants = _tenants(runs, requests, tokens)
-    window_s = ttl_s or _LOAD_WINDOW_S
-    duration_s, held_by = timeline.durations(requests, service)
-    steps = timeline.flight(requests, duration_s) if timed else None
-    active = timeline.in_flight(steps, float(requests.time_s[-1])) if steps else (None, None)
     same_moment = int(tokens[gap_s == 0].sum())
-    return Workload(
+    times, held_by = _times(runs, requests, gap_s, tokens, ttl_s, service) if timed else ({}, None)
+    core = Workload(
         sources=requests.sources,
         requests=len(requests.input_tokens),
         span_s=float(requests.time_s[-1] - requests.time_s[0]) if timed else None,
@@ -71,33 +78,148 @@ def profile(
         input_tokens_sq=int(np.square(requests.input_tokens.astype(np.int64)).sum()),
         output_tokens=int(requests.output_tokens.sum()),
         novel_tokens=novel_tokens,
-        block_references=len(requests.blocks),
+        block_references=int(requests.offsets[-1]),
         unique_blocks=reuse.unique_blocks(requests),
         ceiling_hit_ratio=_ratio(ceiling.hit_tokens, input_tokens),
         engine_hit_ratio=_ratio(_engine_hit_tokens(runs, requests), input_tokens),
         one_off_tokens_ratio=1 - _ratio(_reused_novel_tokens(runs, requests), novel_tokens),
-        curve=curve,
-        active_tokens=active[0],
-        active_requests=active[1],
-        service=held_by if timed else None,
+        curve=_curve(alive, requests, grid),
+        active_tokens=None,
+        active_requests=None,
+        service=held_by,
         input_lengths=timeline.percentiles(requests.input_tokens),
         output_lengths=timeline.percentiles(requests.output_tokens),
         ttl_s=ttl_s,
-        load_window_s=window_s if timed else None,
-        reuse_intervals=timeline.intervals(gap_s, tokens, ttl_s) if timed else (),
         reused_prefix_lengths=ceiling.prefixes,
-        working_set=timeline.working_sets(runs, requests, ttl_s) if timed else (),
-        load=timeline.load(runs, requests, steps, window_s) if steps else (),
         tenants=tenants,
-        findings=(
-            *requests.findings,
-            *_about_time(requests, held_by, same_moment, input_tokens, ttl_s, timed),
-            *_about_blocks(requests, asked, tenants),
-        ),
+        reused_from=sharing.reused_from(runs, requests, tokens),
+        **_starts(runs, alive, requests, grid, measure_from),
+    )
+    progress("measuring what-ifs")
+    extras = _what_ifs(runs, requests, asked, replicas, tiers)
+    played, said = _policies(runs, requests, _handful(requests, asked), other_policies, progress)
+    findings = (
+        *requests.findings,
+        *_about_time(requests, held_by, same_moment, input_tokens, ttl_s),
+        *_about_blocks(requests, asked, tenants),
+        *said,
+    )
+    return replace(core, **times, **extras, **played, findings=findings)
+
+
+def _times(
+    runs: reuse.Runs,
+    requests: Requests,
+    gap_s: Floats,
+    tokens: Ints,
+    ttl_s: float | None,
+    service: ServiceModel | None,
+) -> tuple[dict[str, Any], ServiceModel]:
+    """The fields that need time stamps, and how long requests were held to be in flight."""
+    window_s = ttl_s or _LOAD_WINDOW_S
+    duration_s, held_by = timeline.durations(requests, service)
+    steps = timeline.flight(requests, duration_s)
+    active_tokens, active_requests = timeline.in_flight(steps, float(requests.time_s[-1]))
+    fields = {
+        "active_tokens": active_tokens,
+        "active_requests": active_requests,
+        "load_window_s": window_s,
+        "reuse_intervals": timeline.intervals(gap_s, tokens, ttl_s),
+        "working_set": timeline.working_sets(runs, requests, ttl_s),
+        "load": timeline.load(runs, requests, steps, window_s),
+        "arrivals": timeline.by_hour(requests),
+    }
+    return fields, held_by
+
+
+def _starts(runs: reuse.Runs, alive: reuse.Runs, requests: Requests, grid: Ints, measure_from: float) -> dict[str, Any]:
+    """Cold and warm figures side by side: all requests, and the later ones of a cache that the earlier warmed."""
+    first = int(measure_from * len(requests.input_tokens))
+    return {
+        "cold": hit_rates(runs, requests, 0),
+        "warm": hit_rates(runs, requests, first),
+        "warm_curve": whatif.curve(alive.where(alive.request >= first), requests, grid.tolist(), first),
+    }
+
+
+def hit_rates(runs: reuse.Runs, requests: Requests, first: int) -> HitRates:
+    """The infinite cache's hits of the requests from `first` on, by token, by block and by request."""
+    depths = reuse.hit_depths(runs, requests)[first:]
+    references = int(np.diff(requests.offsets)[first:].sum())
+    covered = reuse.covered_tokens(requests)[first:]
+    tokens = int(np.minimum(depths * requests.block_tokens, covered).sum())
+    whole, blocks, any_hit = int(requests.input_tokens[first:].sum()), int(depths.sum()), int((depths > 0).sum())
+    return HitRates(
+        measured_from=first,
+        requests=depths.size,
+        block_references=references,
+        input_tokens=whole,
+        hit_requests=any_hit,
+        hit_blocks=blocks,
+        hit_tokens=tokens,
+        token_hit_ratio=_ratio(tokens, whole),
+        block_hit_ratio=_ratio(blocks, references),
+        request_any_hit_ratio=_ratio(any_hit, depths.size),
     )
 
 
-def _refuse_nonsense(requests: Requests, asked: Sequence[int], ttl_s: float | None, timed: bool) -> None:
+def _handful(requests: Requests, asked: Sequence[int]) -> list[int]:
+    """A few capacities of the grid, and those asked for."""
+    unique = reuse.unique_blocks(requests)
+    grid = _capacities(unique, ())
+    near = {
+        int(grid[np.abs(np.log(np.maximum(grid, 1)) - np.log(max(share * unique, 1))).argmin()]) for share in _HANDFUL
+    }
+    return sorted({*(one for one in near if one), *asked})
+
+
+def _what_ifs(
+    runs: reuse.Runs, requests: Requests, asked: Sequence[int], replicas: int | None, tiers: Sequence[int]
+) -> dict[str, Any]:
+    """The fields that look at the log otherwise; all need its block ids."""
+    some = _handful(requests, asked)
+    references = reuse.references(requests)
+    whole = int(requests.input_tokens.sum())
+    hits = int(reuse.run_tokens(runs, requests).sum())
+    more = whatif.decoded_hit_blocks(runs, requests) * requests.block_tokens if requests.output_tokens.any() else None
+    return {
+        "isolation": whatif.isolation(runs, requests, some),
+        "top_prefixes": sharing.top_prefixes(runs, requests, references),
+        "hot_set": sharing.hot_set(references),
+        "without_one_off": whatif.without_one_off(requests, references, some),
+        "granularities": whatif.granularities(runs, requests),
+        "prompt_end_hit_ratio": _ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
+        "decoded_ceiling_hit_ratio": None if more is None else _ratio(hits + more, whole),
+        "replicas": whatif.replicas(requests, replicas, some) if replicas is not None else (),
+        "tiers": whatif.tiers(runs, requests, tiers) if tiers else (),
+    }
+
+
+def _policies(
+    runs: reuse.Runs,
+    requests: Requests,
+    some: Sequence[int],
+    named: Sequence[str],
+    progress: Progress,
+) -> tuple[dict[str, Any], list[Finding]]:
+    """Other policies where asked for, the optimal one also where it is quick."""
+    others = policies.curves(runs, requests, [name for name in named if name != "optimal"], some, progress)
+    if "optimal" not in named and len(some) * len(requests.blocks) > _QUICK:
+        text = "The optimal policy was not played, as the log is long: --policies optimal does it."
+        return {"policies": others}, [Finding(severity="info", code="optimal-not-played", text=text)]
+    progress(f"playing the optimal policy at {len(some)} capacities")
+    points = []
+    for capacity in some:
+        depths = policies.hit_depths(requests, "optimal", capacity, runs)
+        points.append(_curve(reuse.as_hits(depths), requests, np.array([capacity]), runs)[0])
+    return {"policies": others, "optimal": tuple(points)}, []
+
+
+def _refuse_nonsense(
+    requests: Requests, asked: Sequence[int], ttl_s: float | None, timed: bool, measure_from: float
+) -> None:
+    if not 0 <= measure_from < 1:
+        raise UsageError(f"--measure-from {measure_from:g}: a share of the log from 0 to below 1")
     if any(capacity < 0 for capacity in asked):
         raise UsageError(f"a cache of {min(asked)} blocks: a capacity is not negative")
     if ttl_s is not None and not ttl_s > 0:
@@ -128,12 +250,15 @@ def _class_ends(longest: int) -> Ints:
     return 2 ** np.arange(_LEAST_CLASS_TOKENS.bit_length() - 1, max(last, 6) + 1, dtype=np.int64)
 
 
-def _curve(runs: reuse.Runs, requests: Requests, capacities: Ints) -> tuple[CurvePoint, ...]:
+def _curve(
+    runs: reuse.Runs, requests: Requests, capacities: Ints, stored: reuse.Runs | None = None
+) -> tuple[CurvePoint, ...]:
+    """The curve of `runs`; the cache fills with what `stored`, the runs of a cache without limit, leaves to store."""
     covered = reuse.covered_tokens(requests)
     ends = _class_ends(int(covered.max(initial=0)))
     hits = reuse.sweep(runs, requests, capacities, ends)
     counts = np.diff(requests.offsets)
-    fills = _fill_times(requests, counts - reuse.hit_depths(runs, requests), capacities)
+    fills = _fill_times(requests, counts - reuse.hit_depths(stored or runs, requests), capacities)
     whole = int(requests.input_tokens.sum())
     points = []
     for i, capacity in enumerate(capacities.tolist()):
@@ -215,13 +340,13 @@ def _tenants(runs: reuse.Runs, requests: Requests, tokens: Ints) -> tuple[Tenant
 
 
 def _about_time(
-    requests: Requests, held_by: ServiceModel, same_moment: int, input_tokens: int, ttl_s: float | None, timed: bool
+    requests: Requests, held_by: ServiceModel | None, same_moment: int, input_tokens: int, ttl_s: float | None
 ) -> list[Finding]:
     findings = []
     if ttl_s is not None:
         text = f"The curve is that of an LRU cache that drops what was not used for {show_duration(ttl_s)}."
         findings.append(Finding(severity="info", code="ttl", text=text))
-    if timed and held_by.provenance != "measured":
+    if held_by is not None and held_by.provenance != "measured":
         text = (
             "The log does not say how long requests ran: tokens in flight follow from "
             f"{held_by.prefill_tokens_per_s or 0:,.0f} prefill tokens/s and "

@@ -8,19 +8,30 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from test_reuse import B, logs, lru, make, paths_of, tokens_of
 
-from kvplan import files
+from kvplan import files, reuse, timeline, whatif
 from kvplan.documents import CurvePoint, Requests, ServiceModel, Workload
 from kvplan.errors import KvplanError, UsageError
 from kvplan.logs import read
 from kvplan.workload import profile
 
+PEER = {
+    352: 3_083_336,
+    1409: 3_320_864,
+    5637: 8_928_755,
+    11_275: 15_849_049,
+    22_550: 21_501_492,
+    45_100: 25_426_292,
+    90_200: 26_550_644,
+}
+
 
 @pytest.fixture(scope="module")
 def conversation(shared: Path) -> Workload:
     """A real trace: 12,031 requests over an hour, 288,500 block references."""
-    capacities = (1000, 10_000, 30_000, 50_000, 100_000)
+    capacities = (1000, 10_000, 30_000, 50_000, 100_000, *PEER)
     return profile(read([shared / "traces/mooncake-conversation.jsonl.gz"]), capacity_blocks=capacities, ttl_s=None)
 
 
@@ -42,6 +53,74 @@ def test_golden_hits_of_the_conversation_trace(conversation: Workload) -> None:
     assert conversation.input_tokens - conversation.novel_tokens == 54_098_411
 
 
+def test_golden_warm_hits_of_the_conversation_trace(conversation: Workload) -> None:
+    """The last half, as the cache simulator of the trace's authors measures it: file order, same capacities."""
+    warm, cold = conversation.warm, conversation.cold
+    assert warm is not None
+    assert cold is not None
+    assert (warm.measured_from, warm.hit_tokens, warm.input_tokens) == (6015, 27_038_068, 67_915_607)
+    assert (cold.measured_from, cold.hit_blocks, cold.block_references) == (0, 105_710, 288_500)
+    assert round(cold.block_hit_ratio, 4) == 0.3664
+    assert round(cold.token_hit_ratio, 5) == 0.37362
+    assert (cold.hit_requests, cold.requests) == (12_030, 12_031)
+    hits = {point.capacity_blocks: point.hit_tokens for point in conversation.warm_curve}
+    assert {c: hits[c] for c in PEER} == PEER
+
+
+def test_golden_residency_of_the_conversation_trace(shared: Path) -> None:
+    """Mean blocks resident if all stay for 1, 60, 300, 600 and 3,600 s after their last use."""
+    requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
+    runs = reuse.find_runs(requests)
+    left = np.diff(requests.offsets).astype(np.int64)
+    np.subtract.at(left, runs.toucher, runs.length)
+    time_s = requests.time_s
+    hold = np.concatenate((time_s[runs.request] - time_s[runs.toucher], time_s[-1] - time_s))
+    windows = np.array([1.0, 60.0, 300.0, 600.0, 3600.0])
+    means = timeline.mean_resident(hold, np.concatenate((runs.length, left)), windows, float(time_s[-1] - time_s[0]))
+    assert np.round(means).tolist() == [78, 4552, 18_896, 33_126, 94_143]
+    gaps = timeline.percentiles(time_s[runs.request] - time_s[runs.toucher], runs.length)
+    assert (round(gaps.p50), round(gaps.p99)) == (114, 1578)
+
+
+@pytest.fixture(scope="module")
+def coding(shared: Path) -> Requests:
+    """A real trace of coding agents: 49,334 requests, 94,310,647 block references."""
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed: the long trace was not read")
+    table = parquet.read_table(shared / "traces/claude-code-710-sessions.parquet")
+    ids = table["hash_ids"].combine_chunks()
+    rows = table.num_rows
+    return Requests(
+        block_tokens=64,
+        time_s=table["timestamp"].to_numpy(),
+        input_tokens=table["input_length"].to_numpy(),
+        output_tokens=table["output_length"].to_numpy(),
+        duration_s=np.full(rows, np.nan),
+        offsets=ids.offsets.to_numpy().astype(np.int64),
+        blocks=ids.values.to_numpy(),
+        tenant=np.full(rows, -1),
+        session=table["sess"].to_numpy(),
+        tenants=(),
+        sources=(),
+    )
+
+
+def test_golden_hits_of_the_coding_trace(coding: Requests) -> None:
+    runs = reuse.find_runs(coding)
+    curve = whatif.curve(runs, coding, [50_000, 100_000, 250_000, 500_000, 1_000_000, 4_000_000])
+    hits = [point.hit_blocks for point in curve]
+    assert [hits[i] for i in (0, 1, 4, 5)] == [24_254_199, 42_808_161, 89_589_765, 90_859_688]
+    assert [round(hit / coding.blocks.size, 4) for hit in hits[2:4]] == [0.7297, 0.8876]
+    half = len(coding.input_tokens) // 2
+    warm = whatif.curve(runs.where(runs.request >= half), coding, [4_000_000])[0]
+    in_blocks = int(np.diff(coding.offsets)[half:].sum()) * 64
+    assert (warm.hit_tokens, in_blocks) == (3_362_474_432, 3_457_256_704)
+    gap = coding.time_s[runs.request] - coding.time_s[runs.toucher]
+    within = [runs.length[gap <= ttl].sum() / coding.blocks.size for ttl in (10, 60, 300, 3600)]
+    assert np.round(within, 3).tolist() == [0.149, 0.788, 0.916, 0.960]
+    gaps = timeline.percentiles(gap, runs.length)
+    assert (round(gaps.p50), round(gaps.p99)) == (20, 1799)
+
+
 def test_golden_ttl_hits_of_the_conversation_trace(shared: Path) -> None:
     """Block hits under a TTL alone: .038 at 1 s, .103 at 60 s, .288 at 300 s, .343 at 600 s, .366 at 3,600 s."""
     requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
@@ -53,7 +132,7 @@ def test_golden_ttl_hits_of_the_conversation_trace(shared: Path) -> None:
 def test_the_document_is_the_same_every_time_and_survives_its_file(conversation: Workload, shared: Path) -> None:
     again = profile(
         read([shared / "traces/mooncake-conversation.jsonl.gz"]),
-        capacity_blocks=(1000, 10_000, 30_000, 50_000, 100_000),
+        capacity_blocks=(1000, 10_000, 30_000, 50_000, 100_000, *PEER),
     )
     assert again == conversation
     assert files.parse(files.dump(files.wrap(again)).encode(), "memory").data == conversation
@@ -62,7 +141,7 @@ def test_the_document_is_the_same_every_time_and_survives_its_file(conversation:
 def test_the_grid_has_ten_points_a_decade_the_ends_and_what_was_asked(conversation: Workload) -> None:
     capacities = [point.capacity_blocks for point in conversation.curve]
     assert capacities == sorted(set(capacities))
-    assert 40 <= len(capacities) <= 60
+    assert 40 <= len(capacities) <= 65
     assert capacities[-1] == conversation.unique_blocks
     assert {1000, 1250, 1600, 2000, 2500, 3150, 4000, 5000, 6300, 8000} <= set(capacities)
 
@@ -244,3 +323,43 @@ def test_what_has_no_meaning_is_refused() -> None:
         profile(requests, ttl_s=0)
     with pytest.raises(KvplanError, match="64 bits"):
         profile(make([[0]], [2**40]))
+
+
+def test_an_id_of_two_sizes_leaves_a_document_that_can_be_written() -> None:
+    """One id at 182 tokens and at 512: more is reused of it than was ever stored, which must not go below zero."""
+    requests = replace(make([[0, 1], [0, 1], [0, 1]], [694, 1024, 694]), block_tokens=512)
+    workload = profile(requests)
+    assert workload.one_off_tokens_ratio == 0
+    assert files.parse(files.dump(files.wrap(workload)).encode(), "memory").data == workload
+    shrinking = profile(replace(make([[0, 1], [0, 1]], [1024, 694]), block_tokens=512))
+    assert shrinking.one_off_tokens_ratio == pytest.approx(330 / 1024)
+
+
+@settings(max_examples=40, deadline=None)
+@given(logs(), st.floats(0, 0.99))
+def test_warm_figures_count_the_later_requests_of_a_cache_that_all_use(requests: Requests, share: float) -> None:
+    workload = profile(requests, capacity_blocks=(3,), measure_from=share)
+    first = int(share * len(requests.input_tokens))
+    hits = lru(requests, 3)[first:]
+    point = next(point for point in workload.warm_curve if point.capacity_blocks == 3)
+    assert (point.hit_blocks, point.hit_requests) == (sum(hits), sum(hit > 0 for hit in hits))
+    assert point.hit_tokens == sum(tokens_of(requests, lru(requests, 3))[first:])
+    warm = workload.warm
+    assert warm is not None
+    assert warm.hit_blocks == sum(lru(requests, 10**6)[first:])
+    assert warm.input_tokens == requests.input_tokens[first:].sum()
+    assert max(warm.token_hit_ratio, warm.block_hit_ratio, warm.request_any_hit_ratio) <= 1
+    with pytest.raises(UsageError, match="measure-from"):
+        profile(requests, measure_from=1)
+
+
+def test_other_policies_and_the_optimal_one_where_it_is_quick(conversation: Workload) -> None:
+    requests = make([[0, 1], [2, 3], [0, 1], [2, 3]], [8] * 4)
+    workload = profile(requests, capacity_blocks=(2,), other_policies=("fifo", "arc"))
+    assert [curve.policy for curve in workload.policies] == ["fifo", "arc"]
+    assert {point.capacity_blocks: point.hit_blocks for point in workload.optimal}[2] == 2
+    assert points(workload)[2].hit_blocks == 0
+    best = {point.capacity_blocks: point for point in conversation.optimal}
+    assert best[1000].hit_blocks > points(conversation)[1000].hit_blocks
+    assert best[1000].fill_time_s == points(conversation)[1000].fill_time_s
+    assert sum(group.tokens for group in best[1000].prefixes) == best[1000].hit_tokens

@@ -1,0 +1,352 @@
+"""What the same log would reuse otherwise: apart by tenant, over replicas, in tiers, in larger granules, and more.
+
+Each is exact for the log, from a cold start, unless its docstring calls it a bound. docs/workload.md defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan import reuse
+from kvplan.documents import Finding, Granularity, Hits, Isolation, Replicas, Requests, Tier
+from kvplan.errors import KvplanError, UsageError
+from kvplan.kernels import compiled
+
+Ints: TypeAlias = NDArray[np.int64]
+
+_MOST_REPLICAS = 64  # a bit each in a word
+_AFFINE = 0.5  # a router follows a cached prefix that is more than this share of the prompt
+
+
+# ------------------------------------------------------------------------------------------------ curves
+
+
+def curve(runs: reuse.Runs, requests: Requests, capacities: Sequence[int], first: int = 0) -> tuple[Hits, ...]:
+    """Hits of LRU caches of `capacities` blocks (ascending), by the runs of any variant of the log.
+
+    Ratios are over the input tokens of the requests from `first` on.
+    """
+    one_class = np.array([2**62], np.int64)
+    swept = reuse.sweep(runs, requests, np.array(capacities, np.int64), one_class)
+    whole = int(requests.input_tokens[first:].sum())
+    return tuple(
+        Hits(
+            capacity_blocks=capacity,
+            hit_requests=int(swept.requests[i, 0]),
+            hit_blocks=int(swept.hit_blocks[i]),
+            hit_tokens=int(swept.tokens[i, 0]),
+            hit_ratio=int(swept.tokens[i, 0]) / whole if whole else 0.0,
+        )
+        for i, capacity in enumerate(capacities)
+    )
+
+
+def without_one_off(requests: Requests, references: Ints, capacities: Sequence[int]) -> tuple[Hits, ...]:
+    """LRU that does not store the blocks with one reference, which the log never uses again: what they cost."""
+    shared = _shared_blocks(reuse.block_ids(requests), reuse.as_ints(requests.offsets), references)
+    return curve(reuse.find_runs(requests, keep=shared), requests, capacities)
+
+
+@compiled
+def _shared_blocks(blocks: NDArray[Any], offsets: Ints, references: Ints) -> Ints:
+    """By request: its leading blocks that other requests have too (along a path references never rise)."""
+    shared = np.zeros(offsets.size - 1, np.int64)
+    for r in range(shared.size):
+        low, high = offsets[r], offsets[r + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if references[blocks[middle]] > 1:
+                low = middle + 1
+            else:
+                high = middle
+        shared[r] = low - offsets[r]
+    return shared
+
+
+# ---------------------------------------------------------------------------------------------- tenants
+
+
+def isolated(requests: Requests) -> Requests:
+    """The log with its blocks kept apart by tenant, as a cache salt does."""
+    order = np.argsort(requests.tenant, kind="stable")
+    unique = reuse.unique_blocks(requests)
+    blocks = _namespaced(
+        reuse.block_ids(requests),
+        reuse.as_ints(requests.offsets),
+        reuse.as_ints(requests.tenant),
+        reuse.as_ints(order),
+        unique,
+    )
+    return replace(requests, blocks=blocks)
+
+
+@compiled
+def _namespaced(blocks: NDArray[Any], offsets: Ints, group: Ints, order: Ints, unique: int) -> NDArray[Any]:
+    out = np.empty_like(blocks)
+    owner = np.full(unique, -2, np.int64)
+    number = np.zeros(unique, np.int64)
+    used = 0
+    for r in order:
+        for position in range(offsets[r], offsets[r + 1]):
+            block = blocks[position]
+            if owner[block] != group[r]:
+                owner[block] = group[r]
+                number[block] = used
+                used += 1
+            out[position] = number[block]
+    return out
+
+
+def isolation(runs: reuse.Runs, requests: Requests, capacities: Sequence[int]) -> Isolation | None:
+    """What is lost if tenants share nothing; None where the log has not two of them."""
+    if np.unique(requests.tenant).size < 2:
+        return None
+    apart = isolated(requests)
+    points = curve(reuse.find_runs(apart), apart, [*capacities, reuse.unique_blocks(apart)])
+    return Isolation(
+        hit_tokens=int(reuse.run_tokens(runs, requests).sum()),
+        isolated_hit_tokens=points[-1].hit_tokens,
+        blocks=reuse.unique_blocks(requests),
+        isolated_blocks=reuse.unique_blocks(apart),
+        curve=points[:-1],
+    )
+
+
+# ------------------------------------------------------------------------------------- larger granules
+
+
+def coarser(requests: Requests, block_tokens: int) -> Requests:
+    """The log in blocks of `block_tokens` tokens, a multiple of its own. Raises KvplanError for any other size.
+
+    Exact: a larger block is named by the last smaller block in it, which names all before it too. The remainder of a
+    log with partial last blocks stays a partial block, that of a log of full blocks is left out.
+    """
+    factor, rest = divmod(block_tokens, requests.block_tokens)
+    if rest or not factor:
+        raise KvplanError(
+            f"blocks of {block_tokens} tokens: the log has hashes of {requests.block_tokens} tokens each, which can be "
+            f"joined but not split: give a multiple of {requests.block_tokens}"
+        )
+    offsets = reuse.as_ints(requests.offsets)
+    count = np.diff(offsets)
+    partial = bool((count * requests.block_tokens >= requests.input_tokens).all())
+    fewer = -(-count // factor) if partial else count // factor
+    starts = np.concatenate((np.zeros(1, np.int64), np.cumsum(fewer)))
+    index = np.arange(starts[-1]) - np.repeat(starts[:-1], fewer)
+    last = np.minimum((index + 1) * factor, np.repeat(count, fewer)) - 1
+    kept = requests.blocks[np.repeat(offsets[:-1], fewer) + last]
+    used = np.zeros(reuse.unique_blocks(requests), np.bool_)
+    used[kept] = True
+    number = np.cumsum(used) - 1
+    text = f"Blocks of {requests.block_tokens} tokens were joined to blocks of {block_tokens}."
+    finding = Finding(severity="info", code="blocks-joined", text=text)
+    return replace(
+        requests,
+        block_tokens=block_tokens,
+        offsets=starts,
+        blocks=number[kept].astype(requests.blocks.dtype),
+        findings=(*requests.findings, finding),
+    )
+
+
+def granularities(runs: reuse.Runs, requests: Requests) -> tuple[Granularity, ...]:
+    """The engine's rule with ever larger granules: blocks, or distances between state checkpoints."""
+    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
+    tokens = np.minimum(reuse.hit_depths(runs, requests), usable) * requests.block_tokens
+    whole, longest = int(requests.input_tokens.sum()), int(tokens.max(initial=0))
+    ladder: list[Granularity] = []
+    granule = requests.block_tokens
+    while not ladder or granule <= longest:
+        hit = int((tokens // granule * granule).sum())
+        ladder.append(Granularity(granule_tokens=granule, hit_tokens=hit, hit_ratio=hit / whole if whole else 0.0))
+        granule *= 2
+    return tuple(ladder)
+
+
+def prompt_end_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
+    """Hits where a state can be taken up only at the end of an earlier prompt (its last full block).
+
+    That is a recurrent model whose server keeps one checkpoint a prompt. Infinite cache, last token computed.
+    """
+    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
+    depths = np.minimum(reuse.hit_depths(runs, requests), usable)
+    full = reuse.as_ints(requests.input_tokens // requests.block_tokens)
+    full = np.minimum(full, np.diff(reuse.as_ints(requests.offsets)))
+    blocks, offsets = reuse.block_ids(requests), reuse.as_ints(requests.offsets)
+    taken = _to_prompt_end(blocks, offsets, reuse.as_ints(depths), full, reuse.unique_blocks(requests))
+    return int(taken.sum()) * requests.block_tokens
+
+
+@compiled
+def _to_prompt_end(blocks: NDArray[Any], offsets: Ints, depths: Ints, full: Ints, unique: int) -> Ints:
+    ended = np.zeros(unique, np.bool_)
+    taken = np.zeros(depths.size, np.int64)
+    for r in range(depths.size):
+        depth = depths[r]
+        while depth > 0 and not ended[blocks[offsets[r] + depth - 1]]:
+            depth -= 1
+        taken[r] = depth
+        if full[r] > 0:
+            ended[blocks[offsets[r] + full[r] - 1]] = True
+    return taken
+
+
+def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
+    """Blocks that could be hit beyond the ceiling if decoded blocks are cached too: an upper bound.
+
+    A prompt that leaves the tree right after the last full block of another one may continue that one's output, as far
+    as both go. Two prompts that continue the same output share its blocks, so that each output serves one; which serves
+    which is not known: the longest are paired with the longest, whatever their order in time.
+    """
+    count = np.diff(reuse.as_ints(requests.offsets))
+    full = np.minimum(requests.input_tokens // requests.block_tokens, count)
+    after = (requests.input_tokens + requests.output_tokens) // requests.block_tokens
+    depths = reuse.hit_depths(runs, requests)
+    ends, leaves = np.flatnonzero((full > 0) & (after > full)), np.flatnonzero((depths > 0) & (depths < full))
+    starts = reuse.as_ints(requests.offsets)
+    node = [requests.blocks[starts[ends] + full[ends] - 1], requests.blocks[starts[leaves] + depths[leaves] - 1]]
+    reach = [after[ends], full[leaves]]
+    order = [np.lexsort((-reach[side], node[side])) for side in (0, 1)]
+    ranked = [_numbered_within(node[side][order[side]]) for side in (0, 1)]
+    _, output, prompt = np.intersect1d(ranked[0], ranked[1], assume_unique=True, return_indices=True)
+    longest = np.minimum(reach[0][order[0]][output], reach[1][order[1]][prompt])
+    return int(np.maximum(longest - depths[leaves][order[1]][prompt], 0).sum())
+
+
+def _numbered_within(groups: NDArray[Any]) -> Ints:
+    """For groups in order: a number of each element that is equal in two lists where group and place in it are."""
+    first = np.concatenate((np.ones(min(groups.size, 1), np.bool_), groups[1:] != groups[:-1]))
+    place = np.arange(groups.size) - np.flatnonzero(first)[np.cumsum(first) - 1] if groups.size else groups
+    number: Ints = groups.astype(np.int64) << 31 | place
+    return number
+
+
+# --------------------------------------------------------------------------------------------- replicas
+
+
+def replicas(requests: Requests, count: int, capacities: Sequence[int]) -> tuple[Replicas, ...]:
+    """The log over `count` servers by each routing that it allows; capacities (blocks) are those of one server.
+
+    Raises UsageError for a count that is not 1 to 64.
+    """
+    if not 1 <= count <= _MOST_REPLICAS:
+        raise UsageError(f"--replicas {count}: from 1 to {_MOST_REPLICAS}")
+    ways = {"round-robin": np.arange(len(requests.input_tokens)) % count}
+    if (requests.session >= 0).any():
+        ways["session"] = _by_session(requests, count)
+    ways["affinity"] = _by_prefix(
+        reuse.block_ids(requests),
+        reuse.as_ints(requests.offsets),
+        reuse.as_ints(requests.input_tokens),
+        requests.block_tokens,
+        reuse.unique_blocks(requests),
+        count,
+    )
+    return tuple(_spread(requests, count, way, server, capacities) for way, server in ways.items())
+
+
+def _by_session(requests: Requests, count: int) -> Ints:
+    """A session stays where its first request went; sessions, and requests without one, go round."""
+    own = np.where(requests.session >= 0, requests.session, -1 - np.arange(len(requests.session)))
+    _, first, inverse = np.unique(own, return_index=True, return_inverse=True)
+    turn = np.empty(first.size, np.int64)
+    turn[np.argsort(first)] = np.arange(first.size)
+    server: Ints = turn[inverse] % count
+    return server
+
+
+@compiled
+def _by_prefix(
+    blocks: NDArray[Any], offsets: Ints, input_tokens: Ints, block_tokens: int, unique: int, count: int
+) -> Ints:
+    """To a server that holds the longest beginning, if that is most of the prompt; else to the least loaded."""
+    holders = np.zeros(unique, np.uint64)
+    load = np.zeros(count, np.int64)
+    server = np.zeros(input_tokens.size, np.int64)
+    everyone = np.uint64(0xFFFFFFFFFFFFFFFF)
+    for r in range(input_tokens.size):
+        held, depth = everyone, offsets[r]
+        while depth < offsets[r + 1] and held & holders[blocks[depth]]:
+            held &= holders[blocks[depth]]
+            depth += 1
+        if (depth - offsets[r]) * block_tokens <= _AFFINE * input_tokens[r]:
+            held = everyone
+        chosen = -1
+        for one in range(count):
+            if held >> np.uint64(one) & np.uint64(1) and (chosen < 0 or load[one] < load[chosen]):
+                chosen = one
+        server[r] = chosen
+        load[chosen] += input_tokens[r]
+        for position in range(offsets[r], offsets[r + 1]):
+            holders[blocks[position]] |= np.uint64(1) << np.uint64(chosen)
+    return server
+
+
+def _spread(requests: Requests, count: int, way: str, server: Ints, capacities: Sequence[int]) -> Replicas:
+    unique = reuse.unique_blocks(requests)
+    sums = np.zeros((len(capacities) + 1, 3), np.int64)
+    load, computed = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    for one in range(count):
+        rows = np.flatnonzero(server == one)
+        points = curve(reuse.find_runs(requests, rows=rows), requests, [*capacities, unique])
+        sums += [(point.hit_requests, point.hit_blocks, point.hit_tokens) for point in points]
+        load[one] = requests.input_tokens[rows].sum()
+        computed[one] = load[one] - points[-1].hit_tokens
+    whole = int(requests.input_tokens.sum())
+    merged = [
+        Hits(capacity_blocks=c, hit_requests=r, hit_blocks=b, hit_tokens=t, hit_ratio=t / whole if whole else 0.0)
+        for c, (r, b, t) in zip([*capacities, unique], sums.tolist(), strict=True)
+    ]
+    return Replicas(
+        replicas=count,
+        routing=way,
+        ceiling=merged[-1],
+        load_imbalance=_imbalance(load),
+        computed_imbalance=_imbalance(computed),
+        curve=tuple(merged[:-1]),
+    )
+
+
+def _imbalance(load: Ints) -> float:
+    return float(load.max() / load.mean()) if load.any() else 1.0
+
+
+# ------------------------------------------------------------------------------------------------ tiers
+
+
+def tiers(runs: reuse.Runs, requests: Requests, capacities: Sequence[int]) -> tuple[Tier, ...]:
+    """What each tier of a stack adds and has written to it, top first, inclusive and exclusive; capacities in blocks.
+
+    Recency is updated on every use, whichever tier serves it. Raises UsageError where a tier is no larger than the one
+    above it.
+    """
+    if any(low >= high for low, high in pairwise(capacities)):
+        raise UsageError("--tiers: name them from the smallest, at the top, to the largest")
+    stacked = np.cumsum(capacities).tolist()
+    references, unique = len(requests.blocks), reuse.unique_blocks(requests)
+    rows = []
+    for arrangement, reach in (("inclusive", list(capacities)), ("exclusive", stacked)):
+        points = curve(runs, requests, reach)
+        for level, (capacity, point) in enumerate(zip(capacities, points, strict=True)):
+            above = points[level - 1] if level else None
+            if arrangement == "inclusive" or above is None:
+                written = references - point.hit_blocks
+            else:  # what the tiers above have dropped: all they took in, less what they still hold
+                written = references - above.hit_blocks - min(reach[level - 1], unique)
+            rows.append(
+                Tier(
+                    arrangement="inclusive" if arrangement == "inclusive" else "exclusive",
+                    level=level + 1,
+                    capacity_blocks=capacity,
+                    hit_blocks=point.hit_blocks - (above.hit_blocks if above else 0),
+                    hit_tokens=point.hit_tokens - (above.hit_tokens if above else 0),
+                    written_blocks=written,
+                )
+            )
+    return tuple(rows)
