@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -19,7 +19,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.units import parse_duration, parse_rate, parse_size, parse_tokens
 
 if TYPE_CHECKING:
-    from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Plan, Policy, Requests
+    from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Plan, Policy, Requests, Reserve
     from kvplan.progress import Progress
 
 app = typer.Typer(
@@ -64,6 +64,38 @@ ForbidDisk = Annotated[bool, typer.Option("--forbid-disk", help="Never keep cach
 SloTtft = Annotated[str | None, typer.Option(metavar="TIME", help="Target time to first token, such as 2s.")]
 Replicas = Annotated[int, typer.Option(min=1, help="Replicas that share the log's requests.")]
 HostLink = Annotated[str | None, typer.Option(metavar="RATE", help="Host to GPU rate to plan with, such as 25GB/s.")]
+PerHost = Annotated[int | None, typer.Option("--replicas-per-host", min=1, help="Replicas that share one host.")]
+Growth = Annotated[float, typer.Option(min=0.001, help="Demand to plan for, as a multiple of the log's.")]
+Utilization = Annotated[
+    float | None, typer.Option("--gpu-memory-utilization", min=0.0, max=1.0, help="The engine's memory fraction.")
+]
+Flagged = Annotated[bool, typer.Option("--allow-flagged-links", help="Plan with measurements that are flagged.")]
+Share = Annotated[Literal["all", "tenant", "none"], typer.Option(help="Whose cached blocks a request may reuse.")]
+Routing = Annotated[Literal["affinity", "round-robin"], typer.Option(help="How requests are spread over replicas.")]
+Headroom = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of host memory that is never given away.")]
+Reserves = Annotated[
+    list[str] | None,
+    typer.Option("--reserve", metavar="NAME=SIZE", help="Host memory of something else: other-models=40GiB, …"),
+]
+RestartEvery = Annotated[str | None, typer.Option(metavar="TIME", help="How often the engine restarts, such as 24h.")]
+Expansion = Annotated[float, typer.Option(min=1.0, help="Bytes a tier takes over those of the estimate.")]
+Admission = Annotated[
+    Literal["all", "second-use"], typer.Option("--disk-admission", help="What is written to disk: all, or reused only.")
+]
+DiskOwn = Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes of the folder that the cache already holds.")]
+PricesFile = Annotated[
+    Path | None, typer.Option("--prices", metavar="FILE", help="Dated, confirmed prices (TOML); none, no dollars.")
+]
+View = Annotated[
+    Literal["owned", "bought", "rented"], typer.Option("--price-view", help="What memory costs when a size is chosen.")
+]
+WhatIf = Annotated[
+    list[str] | None,
+    typer.Option("--what-if", metavar="KEY=VALUE,…", help="Plan again with changes: kv-dtype=fp8,gpu=h200-141gb."),
+]
+Earlier = Annotated[
+    Path | None, typer.Option("--against", metavar="PLAN", help="An earlier plan: what changed, and why.")
+]
 
 
 def _version(wanted: bool) -> None:
@@ -157,6 +189,22 @@ def estimate(
     encoder_tokens: Annotated[
         int | None, typer.Option(min=1, help="Encoder input length, where the model fixes none.")
     ] = None,
+    ctx_size: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="llama.cpp: tokens of the context, all slots together.")
+    ] = None,
+    parallel: Annotated[int, typer.Option(min=1, help="llama.cpp: slots.")] = 1,
+    cache_type_k: Annotated[
+        str | None, typer.Option(metavar="TYPE", help="llama.cpp: type of K, such as q8_0.")
+    ] = None,
+    cache_type_v: Annotated[str | None, typer.Option(metavar="TYPE", help="llama.cpp: type of V.")] = None,
+    kv_unified: Annotated[
+        bool, typer.Option("--kv-unified/--no-kv-unified", help="llama.cpp: all slots share one stream of cells.")
+    ] = False,
+    swa_full: Annotated[bool, typer.Option("--swa-full", help="llama.cpp: windows as long as the context.")] = False,
+    ubatch: Annotated[int, typer.Option(min=1, help="llama.cpp: tokens of one micro-batch.")] = 512,
+    flash_attn: Annotated[
+        bool, typer.Option("--flash-attn/--no-flash-attn", help="llama.cpp: fused attention.")
+    ] = True,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -166,7 +214,7 @@ def estimate(
     Example: kvplan estimate --model llama-3.1-8b --engine vllm --gpu h100-80gb --at 8k,32k
     """
     from kvplan.console import answer
-    from kvplan.documents import EstimateOptions, Parallel
+    from kvplan.documents import EstimateOptions, LlamaCppOptions, Parallel
 
     options = EstimateOptions(
         engine=engine,
@@ -186,6 +234,16 @@ def estimate(
         async_scheduling=async_scheduling,
         prefix_caching=prefix_caching,
         encoder_tokens=encoder_tokens,
+        llama_cpp=LlamaCppOptions(
+            ctx_size=_opt("--ctx-size", ctx_size, parse_tokens),
+            slots=parallel,
+            type_k=cache_type_k,
+            type_v=cache_type_v,
+            unified=kv_unified,
+            swa_full=swa_full,
+            ubatch=ubatch,
+            flash_attention=flash_attn,
+        ),
     )
     document = _estimate(_required(model, "--model"), revision, options)
     answer(document, as_json=as_json, output=output, quiet=quiet)
@@ -296,12 +354,25 @@ def _pick(documents: list[Document[Any]], kind: str, needed: bool) -> Any:
     return found[0] if found else None
 
 
-def _plan(documents: list[Document[Any]], gpu: str | None, policy: Policy) -> Document[Plan]:
-    from kvplan.files import wrap
-    from kvplan.plan import make
+def _plan(
+    documents: list[Document[Any]],
+    gpu: str | None,
+    policy: Policy,
+    prices: Path | None = None,
+    what_if: list[str] | None = None,
+    earlier: Path | None = None,
+) -> Document[Plan]:
+    from kvplan import plan
+    from kvplan.files import load, wrap
+    from kvplan.prices import read
 
     inputs = (_pick(documents, "estimate", True), _pick(documents, "workload", True), _pick(documents, "probe", False))
-    return wrap(make(*inputs, _gpu_spec(gpu), policy))
+    made = plan.make(*inputs, _gpu_spec(gpu), policy, read(prices) if prices else None)
+    if what_if:
+        made = plan.what_if(made, what_if)
+    if earlier:
+        made = plan.against(made, _pick([load(earlier)], "plan", True))
+    return wrap(made)
 
 
 def _profiled(
@@ -319,28 +390,37 @@ def _profiled(
     return [*inputs, wrap(profile(requests, capacity_tokens=wanted, progress=listen))]
 
 
-def _policy(
-    engine: str,
-    host_memory: str | None,
-    disk: str | None,
-    forbid_disk: bool,
-    ttl: str | None,
-    slo_ttft: str | None,
-    replicas: int,
-    host_link: str | None,
-) -> Policy:
+def _reserve(text: str) -> Reserve:
+    from kvplan.documents import Reserve
+
+    name, equals, size = text.partition("=")
+    if not equals:
+        raise UsageError(f"{text!r} is no part of host memory: write for example other-models=40GiB")
+    return Reserve(name=name.strip(), bytes=parse_size(size))
+
+
+# Policy fields that the command line gives as text: their flag, and what reads it.
+_POLICY: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "host_memory_bytes": ("--host-memory", parse_size),
+    "disk_bytes": ("--disk", parse_size),
+    "disk_own_bytes": ("--disk-own", parse_size),
+    "ttl_s": ("--ttl", parse_duration),
+    "slo_ttft_s": ("--slo-ttft", parse_duration),
+    "restart_every_s": ("--restart-every", parse_duration),
+    "host_link_bytes_per_s": ("--host-link", parse_rate),
+}
+
+
+def _policy(reserves: list[str] | None = None, **given: Any) -> Policy:
+    """A policy from option values by field; what was not given keeps its default."""
     from kvplan.documents import Policy
 
-    return Policy(
-        engine=engine,
-        host_memory_bytes=_opt("--host-memory", host_memory, parse_size),
-        disk_bytes=_opt("--disk", disk, parse_size),
-        forbid_disk=forbid_disk,
-        ttl_s=_opt("--ttl", ttl, parse_duration),
-        slo_ttft_s=_opt("--slo-ttft", slo_ttft, parse_duration),
-        replicas=replicas,
-        host_link_bytes_per_s=_opt("--host-link", host_link, parse_rate),
-    )
+    values = {name: value for name, value in given.items() if value is not None}
+    for name, (flag, parse) in _POLICY.items():
+        if name in values:
+            values[name] = _opt(flag, values[name], parse)
+    parts = tuple(part for text in reserves or () if (part := _opt("--reserve", text, _reserve)))
+    return Policy(reserves=parts, **values)
 
 
 def _exit_if_exceeded(document: Document[Plan]) -> None:
@@ -365,20 +445,60 @@ def plan(
     ttl: Ttl = None,
     slo_ttft: SloTtft = None,
     replicas: Replicas = 1,
+    replicas_per_host: PerHost = None,
+    routing: Routing = "affinity",
+    share: Share = "all",
+    growth: Growth = 1.0,
+    gpu_memory_utilization: Utilization = None,
     host_link: HostLink = None,
+    allow_flagged_links: Flagged = False,
+    headroom: Headroom = 0.1,
+    reserve: Reserves = None,
+    restart_every: RestartEvery = None,
+    expansion: Expansion = 1.0,
+    disk_admission: Admission = "all",
+    disk_own: DiskOwn = None,
+    prices: PricesFile = None,
+    price_view: View = "owned",
+    what_if: WhatIf = None,
+    against: Earlier = None,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
 ) -> None:
     """GPU, host and disk budgets for the KV cache, with reasons, limits and flags to paste.
 
+    Exit status 3 says that a limit does not hold.
+
     Example: kvplan plan estimate.json workload.json host.json --gpu h100-80gb -o plan.json
     """
     from kvplan.console import answer
     from kvplan.files import load
 
-    policy = _policy(engine, host_memory, disk, forbid_disk, ttl, slo_ttft, replicas, host_link)
-    document = _plan([load(path) for path in documents], gpu, policy)
+    policy = _policy(
+        engine=engine,
+        host_memory_bytes=host_memory,
+        disk_bytes=disk,
+        disk_own_bytes=disk_own,
+        forbid_disk=forbid_disk,
+        ttl_s=ttl,
+        slo_ttft_s=slo_ttft,
+        replicas=replicas,
+        replicas_per_host=replicas_per_host,
+        routing=routing,
+        share=share,
+        growth=growth,
+        gpu_memory_utilization=gpu_memory_utilization,
+        host_link_bytes_per_s=host_link,
+        allow_flagged_links=allow_flagged_links,
+        headroom_ratio=headroom,
+        reserves=reserve,
+        restart_every_s=restart_every,
+        expansion=expansion,
+        disk_admission=disk_admission,
+        price_view=price_view,
+    )
+    document = _plan([load(path) for path in documents], gpu, policy, prices, what_if, against)
     answer(document, as_json=as_json, output=output, quiet=quiet)
     _exit_if_exceeded(document)
 
@@ -407,7 +527,17 @@ def report(
     ttl: Ttl = None,
     slo_ttft: SloTtft = None,
     replicas: Replicas = 1,
+    replicas_per_host: PerHost = None,
+    routing: Routing = "affinity",
+    share: Share = "all",
+    growth: Growth = 1.0,
+    gpu_memory_utilization: Utilization = None,
     host_link: HostLink = None,
+    allow_flagged_links: Flagged = False,
+    headroom: Headroom = 0.1,
+    prices: PricesFile = None,
+    what_if: WhatIf = None,
+    against: Earlier = None,
     as_json: Json = False,
     output: Annotated[
         list[Path] | None, typer.Option("-o", "--output", metavar="FILE", help="FILE.html, FILE.md or FILE.json.")
@@ -433,14 +563,30 @@ def report(
             gpu=_gpu_spec(gpu),
         )
         inputs.append(_estimate(model, revision, options))
-    policy = _policy(engine, host_memory, disk, forbid_disk, ttl, slo_ttft, replicas, host_link)
+    policy = _policy(
+        engine=engine,
+        host_memory_bytes=host_memory,
+        disk_bytes=disk,
+        forbid_disk=forbid_disk,
+        ttl_s=ttl,
+        slo_ttft_s=slo_ttft,
+        replicas=replicas,
+        replicas_per_host=replicas_per_host,
+        routing=routing,
+        share=share,
+        growth=growth,
+        gpu_memory_utilization=gpu_memory_utilization,
+        host_link_bytes_per_s=host_link,
+        allow_flagged_links=allow_flagged_links,
+        headroom_ratio=headroom,
+    )
     if log:
         with progress(quiet) as listen:
             requests = _requests(log, listen=listen, format=format, tokenizer=tokenizer, tenant_by=tenant_by)
             inputs = _profiled(inputs, requests, gpu, policy, listen)
     if not inputs:
         raise UsageError("nothing to report: name a document, or give --model and --log")
-    document = inputs[0] if len(inputs) == 1 else _plan(inputs, gpu, policy)
+    document = inputs[0] if len(inputs) == 1 else _plan(inputs, gpu, policy, prices, what_if, against)
     for path in output or ():
         _write_report(document, path)
         note(f"wrote {path}", quiet)

@@ -270,13 +270,20 @@ def workload_of(log: tuple[Request, ...], capacities: list[int] | None = None) -
                 tenant=name,
                 requests=sum(request.tenant == name for request in log),
                 input_tokens=sum(request.input_tokens for request in log if request.tenant == name),
-                hit_tokens=0,
-                isolated_hit_tokens=0,
+                hit_tokens=_tenant_hits(log, name, shared=True),
+                isolated_hit_tokens=_tenant_hits(log, name, shared=False),
             )
             for name in sorted({request.tenant for request in log})
         ),
         findings=(Finding(severity="info", code="sorted", text="the log was in order of arrival"),),
     )
+
+
+def _tenant_hits(log: tuple[Request, ...], tenant: str, *, shared: bool) -> int:
+    """Tokens that one tenant reuses in an infinite cache, of everybody's blocks or of its own alone."""
+    part = log if shared else tuple(request for request in log if request.tenant == tenant)
+    hits = replay(part, sum(len(request.blocks) for request in part))
+    return BLOCK_TOKENS * sum(hit for request, hit in zip(part, hits, strict=True) if request.tenant == tenant)
 
 
 def percentiles(values: list[int]) -> Percentiles:

@@ -69,9 +69,19 @@ def _results(plan: Plan) -> dict[str, str]:
 
 
 def _inputs(plan: Plan) -> dict[str, str]:
-    """Every line of evidence and every policy field that is not among them, as printed."""
-    lines = {f"policy: {one.name.replace('_', ' ')}": str(getattr(plan.policy, one.name)) for one in fields(Policy)}
-    return {**{one.what: f"{one.value} ({one.provenance})" for one in plan.evidence}, **lines}
+    """Every line of evidence but the policy's, and every policy field, as printed."""
+    lines = {one.what: f"{one.value} ({one.provenance})" for one in plan.evidence if one.source != "policy"}
+    return {
+        **lines,
+        **{f"policy: {one.name.replace('_', ' ')}": _shown(plan.policy, one.name) for one in fields(Policy)},
+    }
+
+
+def _shown(policy: Policy, name: str) -> str:
+    if name == "reserves":
+        return ", ".join(f"{one.name} {show_bytes(one.bytes)}" for one in policy.reserves) or "none"
+    value = getattr(policy, name)
+    return "not set" if value is None else str(value)
 
 
 def _causes(new: Plan, old: Plan, make: Maker) -> Iterator[WhatIf]:

@@ -10,7 +10,7 @@ from kvplan.planning.choice import Case, Option, Outcome, Tier
 from kvplan.planning.economics import LoadPath
 from kvplan.planning.facts import Facts
 from kvplan.planning.hostroom import HostRoom
-from kvplan.planning.money import hold_s_per_byte
+from kvplan.planning.money import hold_s_per_byte, wear_s_per_token
 from kvplan.units import GiB, show_bytes, show_percent
 
 DISK_SHARE = 0.85
@@ -224,7 +224,7 @@ def disk_tier(facts: Facts) -> Tier | None:
     rates, room = facts.disk_link, disk_room(facts)
     if facts.policy.forbid_disk or rates is None or rates.disk is None or room is None:
         return None
-    stored = facts.offload_bytes_per_token * facts.on_host
+    stored, written = facts.offload_bytes_per_token * facts.on_host, _expanded(facts, facts.offload_bytes_per_token)
     link = facts.bytes_per_token_per_gpu / facts.host_link.load_bytes_per_s if facts.host_link else 0.0
     free, cap = int(room * DISK_SHARE), facts.policy.disk_bytes
     rated = rates.disk.rated_endurance_bytes
@@ -232,7 +232,7 @@ def disk_tier(facts: Facts) -> Tier | None:
         name="disk",
         path=LoadPath(s_per_token=max(stored / rates.load_bytes_per_s, link), latency_s=rates.latency_s),
         store_s_per_token=stored / rates.store_bytes_per_s,
-        bytes_per_token=_expanded(facts, facts.offload_bytes_per_token),
+        bytes_per_token=written,
         chunk_tokens=facts.chunk_tokens,
         step_bytes=GiB * facts.gpus,
         limit_bytes=free if cap is None else min(free, cap),
@@ -241,6 +241,7 @@ def disk_tier(facts: Facts) -> Tier | None:
         minimum_life_s=facts.policy.minimum_disk_life_s,
         second_use=facts.policy.disk_admission == "second-use",
         hold_s_per_byte=hold_s_per_byte(facts, "disk", facts.policy.price_view),
+        wear_s_per_token=wear_s_per_token(facts, written, facts.policy.price_view),
     )
 
 

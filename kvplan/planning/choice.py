@@ -51,7 +51,8 @@ class Tier:
     `limit_bytes` as the host pays for them (`padded_pieces` page-locked tensors that are rounded up to powers of two; 0
     where the engine maps memory exactly). `store_s_per_token` is link time; the GPU is charged `STORE_SHARE` of it
     where `stores_disturb`. `lifetime_bytes` of writes wear a drive out. With `second_use` only what is computed again
-    is stored. `hold_s_per_byte` is what a byte costs an hour, as GPU time that the same money buys.
+    is stored. `hold_s_per_byte` is what a byte costs an hour, `wear_s_per_token` what storing a token wears off a
+    drive, both as GPU time that the same money buys; a drive costs the larger of its time and its wear.
     """
 
     name: Literal["host", "disk"]
@@ -70,6 +71,7 @@ class Tier:
     beside_bytes_per_token: int = 0
     second_use: bool = False
     hold_s_per_byte: float = 0.0
+    wear_s_per_token: float = 0.0
 
     @property
     def chunk_bytes(self) -> int:
@@ -208,7 +210,7 @@ def _option(demand: Demand, tier: Tier, base: Level, requested: int, here: Level
         saved_s=best.saved_s * demand.per_hour,
         load_s=link_s[0],
         store_s=link_s[1] * STORE_SHARE if tier.stores_disturb else 0.0,
-        hold_s=tier.cost(requested) * tier.hold_s_per_byte,
+        hold_s=max(tier.cost(requested) * tier.hold_s_per_byte, stored * tier.wear_s_per_token),
         loaded_tokens=best.tokens * demand.per_hour,
         stored_tokens=stored,
         link_busy=busy,

@@ -52,7 +52,18 @@ def hold_s_per_byte(facts: Facts, tier: TierName, view: PriceView) -> float:
     if usd is None:
         key = {"bought": "usd_per_gb and its life_years", "rented": "usd_per_gb_hour"}[view]
         raise KvplanError(f"the prices of {facts.prices.date} have no [{_TABLES[tier]}] {key}: add it for {view}")
-    return usd / (facts.prices.gpu_usd_per_hour * facts.gpus / 3600)
+    return usd / _gpu_usd_per_s(facts)
+
+
+def wear_s_per_token(facts: Facts, bytes_per_token: int, view: PriceView) -> float:
+    """GPU seconds of one replica that cost what writing one token wears off a bought drive."""
+    usd = write_usd(facts.prices) if facts.prices and view == "bought" else None
+    return 0.0 if usd is None or facts.prices is None else usd * bytes_per_token / _gpu_usd_per_s(facts)
+
+
+def _gpu_usd_per_s(facts: Facts) -> float:
+    """Dollars a second for the GPUs of one replica."""
+    return facts.prices.gpu_usd_per_hour * facts.gpus / 3600 if facts.prices else 0.0
 
 
 _TABLES = {"host": "memory", "disk": "drive"}
@@ -89,12 +100,13 @@ def cost(facts: Facts, view: PriceView, tiers: tuple[Tier | None, Tier | None], 
     prices = facts.prices
     if prices is None:
         raise KvplanError("no prices were given")
-    gpu_s = prices.gpu_usd_per_hour * facts.gpus / 3600
+    gpu_s = _gpu_usd_per_s(facts)
     hold, wear = 0.0, 0.0
     for tier, option in zip(tiers, (got.host, got.disk), strict=True):
         if tier and option:
-            hold += tier.cost(option.requested) * (hold_usd(prices, tier.name, view) or 0.0)
-            wear += _wear(prices, tier, option) if view == "bought" else 0.0
+            space = tier.cost(option.requested) * (hold_usd(prices, tier.name, view) or 0.0)
+            hold += space
+            wear += max(0.0, _wear(prices, tier, option) - space) if view == "bought" else 0.0
     tokens = facts.demand.input_tokens * facts.demand.per_hour / 1e6
     off, on = got.busy_s * gpu_s, (got.busy_s - got.net_s) * gpu_s + hold + wear
     return Cost(
