@@ -5,7 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
+import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -266,3 +269,19 @@ def test_debug_shows_where_an_error_rose(run: Run, folder: Path, monkeypatch: py
     monkeypatch.setenv("KVPLAN_DEBUG", "1")
     with pytest.raises(cli.KvplanError):
         run("report", "none.json")
+
+
+def test_ctrl_c_during_a_disk_probe_leaves_nothing_and_ends_with_130(tmp_path: Path) -> None:
+    arguments = ["probe", "--disk", str(tmp_path), "--only", "disk", "--budget", "60s", "--write-budget", "2GiB"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kvplan", *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline()  # what it is going to write: from here on it is at work
+    time.sleep(0.7)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert out == b""
+    assert b"Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
