@@ -39,12 +39,16 @@ class Source:
 
 
 def load_model(spec: str, revision: str | None = None) -> Model:
-    """The model that `spec` names: a folder with config.json, a config file, a catalogue name or a Hub id.
+    """The model that `spec` names: a folder with config.json, a config or GGUF file, a catalogue name or a Hub id.
 
     Tried in this order; a revision asks the Hub. Raises KvplanError, one line, for what is not found, not readable or
     not understood.
     """
     path = Path(spec).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        from kvplan.models import gguf
+
+        return gguf.load(path, spec)
     if path.exists():
         return _model(_from_path(path, spec))
     if looks_like_path(spec):
@@ -103,8 +107,6 @@ def _from_path(path: Path, spec: str) -> Source:
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.exists():
         raise KvplanError(f"{spec}: no config.json in this folder")
-    if file.suffix == ".gguf":
-        raise KvplanError(f"{spec}: GGUF files are not read yet: give the config.json of the original model")
     if file.suffix == ".safetensors":
         raise KvplanError(f"{spec}: holds weights, not a config: give the folder with its config.json")
     try:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
 
@@ -27,7 +27,12 @@ from kvplan.documents import (
 )
 from kvplan.errors import KvplanError
 
-MODULES = {"none": "kvplan.engines.none", "vllm": "kvplan.engines.vllm"}
+MODULES = {
+    "none": "kvplan.engines.none",
+    "transformers": "kvplan.engines.transformers",
+    "vllm": "kvplan.engines.vllm",
+    "llama.cpp": "kvplan.engines.llamacpp",
+}
 
 # Bits of one element of each KV dtype that needs no scales beside it.
 ELEMENT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "fp8": 8}
@@ -165,6 +170,24 @@ def state_bytes(tensor: StateTensor, dtype: str, tp: int = 1, undecided: str = "
 def whole(size: Fraction) -> int:
     """A byte count rounded up."""
     return -(-size.numerator // size.denominator)
+
+
+def stages(model: Model, pp: int) -> list[Model]:
+    """The layers of each pipeline stage: equal counts, a remainder going to the stages just before the last."""
+    count = len(model.order)
+    if pp > count:
+        raise KvplanError(f"--pp {pp} for {count} layers: at most one stage a layer")
+    sizes = [count // pp] * pp
+    for extra in range(count % pp):
+        sizes[-2 - extra] += 1
+    ends = [sum(sizes[: stage + 1]) for stage in range(pp)]
+    return [replace(model, order=model.order[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def shares(groups: Sequence[CacheGroup]) -> tuple[int, int]:
+    """What one more token of a long sequence costs in these groups, and what the sequence holds besides."""
+    growing = [group for group in groups if group.window_tokens is None and group.kind != "cross"]
+    return sum(group.bytes_per_token for group in growing), sum(group.bytes_per_sequence for group in groups)
 
 
 def is_windowed(kind: LayerKind) -> bool:
