@@ -20,6 +20,17 @@ _FLAGS: dict[str, tuple[str, Callable[..., str]]] = {
     "ttl_s": ("--ttl", "{:g}s".format),
     "slo_ttft_s": ("--slo-ttft", "{:g}s".format),
     "replicas": ("--replicas", str),
+    "replicas_per_host": ("--replicas-per-host", str),
+    "routing": ("--routing", str),
+    "share": ("--share", str),
+    "growth": ("--growth", "{:g}".format),
+    "gpu_memory_utilization": ("--gpu-memory-utilization", "{:g}".format),
+    "headroom_ratio": ("--headroom", "{:g}".format),
+    "restart_every_s": ("--restart-every", "{:g}s".format),
+    "expansion": ("--expansion", "{:g}".format),
+    "disk_admission": ("--disk-admission", str),
+    "disk_own_bytes": ("--disk-own", "{}B".format),
+    "price_view": ("--price-view", str),
     "host_link_bytes_per_s": ("--host-link", "{:.0f}B/s".format),
 }
 _SHORT = {"gpu": "GPU", "ttl": "TTL", "slo": "SLO", "ttft": "TTFT"}
