@@ -38,9 +38,10 @@ class NoneLayout:
         return group.layers * bytes_per_token(group.cache, self.kv_dtype)
 
     def _fixed(self, group: Group) -> int:
-        """State, and what the encoder left, of one sequence whatever its length."""
+        """State, a prefix, and what the encoder left, of one sequence whatever its length."""
         kept = group.layers * sum(state_bytes(tensor, self.model.dtype) for tensor in group.cache.state)
-        return kept + int(self._growth(group) * self.encoder_tokens(group.cache) if group.cache.kind == "cross" else 0)
+        entries = self.encoder_tokens(group.cache) if group.cache.kind == "cross" else group.cache.prefix_tokens
+        return kept + int(self._growth(group) * entries)
 
     def encoder_tokens(self, cache: LayerCache) -> int:
         """Positions that cross attention holds: what the model pads to, or what the user states."""

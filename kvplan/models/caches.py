@@ -6,14 +6,17 @@ elements, whole model, before any parallelism; how an engine stores them is the 
 
 from __future__ import annotations
 
-from kvplan.documents import LayerCache, LayerKind, Recurrence, StateTensor
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kvplan.documents import LayerCache, LayerKind, StateTensor
 from kvplan.errors import KvplanError
-from kvplan.models.config import Config, MissingKey, shown
+from kvplan.models.config import LIMIT, Config, MissingKey
 
 Caches = tuple[LayerCache, ...]
 
-STATE_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 OVERLAPPING = 4  # DeepSeek-V4: the compression ratio whose groups overlap and are searched by an indexer
+PATCH_TOKENS = {"vit": 1, "beit": 1, "dinov2": 1, "deit": 2}  # class tokens beside the patches of an image encoder
 FP8_SCALE_GROUP = 128  # an indexer key is stored in fp8 with one fp32 scale per 128 elements
 
 
@@ -77,12 +80,13 @@ def chunked(c: Config, index: int) -> Caches:
 def falcon(c: Config, index: int) -> Caches:
     """Falcon: `multi_query` overrides the KV head count unless the new decoder groups heads."""
     c = c.asking()
+    copied = 0
     if c.flag("new_decoder_architecture", False):
-        heads = kv_heads(c, index)
+        heads, copied = kv_heads(c, index), c.number("num_attention_heads")
     else:
         heads = 1 if c.flag("multi_query", True) else c.number("num_attention_heads")
     width = head_dim(c)
-    return (LayerCache(kind="full", heads=heads, k_dim=width, v_dim=width, keys=c.keys()),)
+    return (LayerCache(kind="full", heads=heads, k_dim=width, v_dim=width, copied_heads=copied, keys=c.keys()),)
 
 
 def multi_query(c: Config, index: int) -> Caches:
@@ -155,9 +159,12 @@ def compressed(c: Config, index: int) -> Caches:
         if sparse:
             widths.append(("indexer", c.number("index_head_dim")))
         for kind, size in widths:
-            waiting = ratio * size * (6 if sparse else 2)
-            state = (StateTensor(role="buffer", shape=(waiting,)),)
-            kept.append(LayerCache(kind=kind, heads=1, k_dim=size, tokens_per_entry=ratio, state=state, keys=c.keys()))
+            state = [StateTensor(role="buffer", shape=(ratio, size * (4 if sparse else 2)))]
+            if sparse:
+                state.append(StateTensor(role="overlap", shape=(ratio, size * 2)))
+            kept.append(
+                LayerCache(kind=kind, heads=1, k_dim=size, tokens_per_entry=ratio, state=tuple(state), keys=c.keys())
+            )
     return tuple(kept)
 
 
@@ -194,116 +201,163 @@ def nas_block(c: Config, index: int) -> Caches:
     )
 
 
-def self_and_cross(c: Config, index: int) -> Caches:
-    """A decoder layer of an encoder-decoder model: its own K and V, and those of the encoder's output."""
+# ------------------------------------------------------------------------------------------ wider, narrower, shared
+
+
+def narrow_values(c: Config, index: int) -> Caches:
+    """Full attention whose values have a width of their own (`v_head_dim`)."""
+    own = attention(c, index)
     c = c.asking()
-    heads = c.number("decoder_attention_heads")
-    width = c.optional("d_kv") or _share("d_model", c.number("d_model"), heads, c)
-    own = LayerCache(kind="full", heads=heads, k_dim=width, v_dim=width, keys=c.keys())
-    positions = c.optional("max_source_positions")
-    far = LayerCache(kind="cross", heads=heads, k_dim=width, v_dim=width, fixed_tokens=positions, keys=c.keys())
-    return (own, far)
+    width = c.number("v_head_dim")
+    return tuple(replace(cache, v_dim=width, keys=(*cache.keys, *c.keys())) for cache in own)
 
 
-# ------------------------------------------------------------------------------------------ recurrent state
+def narrow_window(c: Config, index: int) -> Caches:
+    """MiMo-V2's windows: twice the KV heads of its full layers, or as many as it states for them.
+
+    `sliding_window_size` counts the tokens before the current one.
+    """
+    own = sliding(c, index)
+    c = c.asking()
+    heads = c.optional("swa_num_key_value_heads") or 2 * kv_heads(c, index)
+    before = c.optional("sliding_window_size")
+    window = before + 1 if before else c.number("sliding_window")
+    keys = c.optional("swa_head_dim") or head_dim(c)
+    values = c.optional("swa_v_head_dim") or c.number("v_head_dim")
+    return tuple(
+        replace(cache, heads=heads, k_dim=keys, v_dim=values, window_tokens=window, keys=(*cache.keys, *c.keys()))
+        for cache in own
+    )
 
 
-def _recurrent(c: Config, recurrence: Recurrence, *state: StateTensor) -> Caches:
-    return (LayerCache(kind="recurrent", state=state, recurrence=recurrence, keys=c.keys()),)
+def own_window(c: Config, index: int) -> Caches:
+    """A window whose layers have head counts and widths of their own (`swa_num_key_value_heads`, `swa_head_dim`)."""
+    c = c.asking()
+    heads, width, window = c.number("swa_num_key_value_heads"), c.number("swa_head_dim"), c.number("sliding_window")
+    return (LayerCache(kind="sliding", heads=heads, k_dim=width, v_dim=width, window_tokens=window, keys=c.keys()),)
 
 
-def _state_dtype(c: Config) -> str | None:
-    stated = c.get("ssm_dtype")
-    if stated is None or stated == "auto":
+def sliding_latent(c: Config, index: int) -> Caches:
+    """Latent attention within a window."""
+    own = latent(c, index)
+    c = c.asking()
+    window = c.number("sliding_window")
+    return tuple(replace(cache, kind="sliding", window_tokens=window, keys=(*cache.keys, *c.keys())) for cache in own)
+
+
+def pooled_latent(c: Config, index: int) -> Caches:
+    """GLM-5-Next: a latent whose indexer keeps a key, a gate and a position per token, to pool them when searched."""
+    own = latent(c, index)
+    c = c.asking()
+    width = 2 * c.number("index_head_dim") + 1
+    return (
+        *own,
+        LayerCache(kind="indexer", heads=1, k_dim=width, selects_tokens=c.number("index_kpool"), keys=c.keys()),
+    )
+
+
+def unrotated_latent(c: Config, index: int) -> Caches:
+    """Latent and indexer of a layer without rotary positions: no rotary key beside the latent."""
+    own, key = indexed_latent(c, index)
+    return (replace(own, k_dim=own.k_dim - own.rope_dim, rope_dim=0), key)
+
+
+def unrotated(c: Config, index: int) -> Caches:
+    """A latent without rotary key, whose layer searches an earlier layer's index."""
+    return unrotated_latent(c, index)[:1]
+
+
+def searched_attention(c: Config, index: int) -> Caches:
+    """Qwen4's sparse layers: K and V of every token, and one index key in the KV dtype."""
+    mine = c.asking()
+    width, step = mine.number("indexer_head_dim"), mine.optional("indexer_compress_ratio") or 1
+    key = LayerCache(kind="indexer", heads=1, k_dim=width, selects_tokens=step, keys=mine.keys())
+    return (*attention(c, index), key)
+
+
+def grouped_in_table(c: Config, index: int) -> Caches:
+    """DBRX: KV heads stand in `attn_config`."""
+    mine = c.asking()
+    table = mine.table("attn_config") or {}
+    stated = table.get("kv_n_heads")
+    heads = mine.number("num_key_value_heads") if stated is None else mine.checked("kv_n_heads", stated, 1)
+    width = head_dim(mine)
+    return (LayerCache(kind="full", heads=heads, k_dim=width, v_dim=width, keys=mine.keys()),)
+
+
+def hidden_states(c: Config, index: int) -> Caches:
+    """Layers that keep the hidden state of every token and project it anew (Reformer)."""
+    c = c.asking()
+    return (LayerCache(kind="full", heads=1, k_dim=c.number("hidden_size"), keys=c.keys()),)
+
+
+def memories(c: Config, index: int) -> Caches:
+    """XLNet: the hidden states of the last `mem_len` tokens before the current one; nothing where it is not set."""
+    c = c.asking()
+    length, width = c.optional("mem_len", least=0), c.number("hidden_size")
+    if not length:
+        return ()
+    return (LayerCache(kind="sliding", heads=1, k_dim=width, window_tokens=length + 1, keys=c.keys()),)
+
+
+def prompted(key: str) -> Callable[[Config, int], Caches]:
+    """Full attention behind a prefix of the model's own, as long as `key` says."""
+
+    def build(c: Config, index: int) -> Caches:
+        own = attention(c, index)
+        c = c.asking()
+        length = c.number(key, least=0)
+        return tuple(replace(cache, prefix_tokens=length, keys=(*cache.keys, *c.keys())) for cache in own)
+
+    return build
+
+
+# ------------------------------------------------------------------------------------------ cross attention
+
+
+def crossing(own: Callable[[Config, int], Caches]) -> Callable[[Config, int], Caches]:
+    """A decoder layer that keeps what `own` says, and K and V of the encoder's output."""
+
+    def build(c: Config, index: int) -> Caches:
+        kept = own(c, index)
+        c = c.asking()
+        heads = c.optional("cross_num_key_value_heads") or kept[0].heads
+        width = c.optional("cross_head_dim") or kept[0].k_dim
+        positions = encoder_positions(c)
+        far = LayerCache(kind="cross", heads=heads, k_dim=width, v_dim=width, fixed_tokens=positions, keys=c.keys())
+        return (*kept, far)
+
+    return build
+
+
+def cross_only(c: Config, index: int) -> Caches:
+    """A layer that attends to what an encoder made of the request's images, and to nothing else (Mllama)."""
+    own = attention(c, index)
+    return tuple(replace(cache, kind="cross") for cache in own)
+
+
+def conditioned(c: Config, index: int) -> Caches:
+    """MusicGen Melody: melody and text come before the decoder's own tokens, in the same cache."""
+    (own,) = attention(c, index)
+    length = c.root.get("chroma_length")
+    prefix = 0 if length is None else c.checked("chroma_length", length, 0)
+    text = replace(own, kind="cross")
+    return (replace(own, prefix_tokens=prefix), text)
+
+
+def encoder_positions(c: Config) -> int | None:
+    """Positions of the encoder where the model fixes them: as stated, or patches of a square image.
+
+    None means as many as the encoder is given.
+    """
+    stated = c.optional("max_source_positions")
+    if stated is not None:
+        return stated
+    encoder = c.root.get("encoder")
+    if not isinstance(encoder, Mapping) or encoder.get("model_type") not in PATCH_TOKENS:
         return None
-    if not isinstance(stated, str) or stated not in STATE_DTYPES:
-        raise KvplanError(f"{c.where}: unknown state dtype {shown(stated)} (known: {', '.join(STATE_DTYPES)})")
-    return STATE_DTYPES[stated]
-
-
-def mamba1(c: Config, index: int) -> Caches:
-    """Mamba: state of (inner width, state size), convolution over the inner width."""
-    c = c.asking()
-    inner = c.optional("mamba_intermediate_size") or c.number("ssm_expand") * c.number("hidden_size")
-    state, kernel = c.number("ssm_state"), c.number("ssm_kernel")
-    return _recurrent(
-        c,
-        "mamba1",
-        StateTensor(role="conv", shape=(inner, kernel - 1), split=((inner, 1),)),
-        StateTensor(role="state", shape=(inner, state), dtype=_state_dtype(c), split=((inner, 1),)),
-    )
-
-
-def mamba2(c: Config, index: int) -> Caches:
-    """Mamba-2: state of (heads, head width, state size); the convolution also runs over both state projections."""
-    c = c.asking()
-    heads, groups = c.number("ssm_heads"), c.number("ssm_groups")
-    width = c.get("ssm_head_dim")
-    if width is None or width == "auto":
-        width = c.number("ssm_expand") * c.number("hidden_size") // heads
-    width = c.checked("ssm_head_dim", width, 1)
-    state, kernel = c.number("ssm_state"), c.number("ssm_kernel")
-    channels = heads * width + 2 * groups * state
-    return _recurrent(
-        c,
-        "mamba2",
-        StateTensor(role="conv", shape=(channels, kernel - 1), split=((heads, width), (groups, 2 * state))),
-        StateTensor(role="state", shape=(heads, width, state), dtype=_state_dtype(c), split=((heads, 1),)),
-    )
-
-
-def attention_and_mamba2(c: Config, index: int) -> Caches:
-    """Both in one layer: Falcon-H1 side by side, Zamba2's hybrid layers one after the other."""
-    return attention(c, index) + mamba2(c, index)
-
-
-def delta_net(c: Config, index: int) -> Caches:
-    """Gated delta net: a (key width, value width) state per value head, convolution over queries, keys, values."""
-    c = c.asking()
-    key_heads, key_dim = c.number("linear_num_key_heads"), c.number("linear_key_head_dim")
-    value_heads, value_dim = c.number("linear_num_value_heads"), c.number("linear_value_head_dim")
-    kernel = c.number("linear_conv_kernel_dim")
-    channels = 2 * key_heads * key_dim + value_heads * value_dim
-    split = ((key_heads, 2 * key_dim), (value_heads, value_dim))
-    shape = (value_heads, key_dim, value_dim)
-    return _recurrent(
-        c,
-        "delta",
-        StateTensor(role="conv", shape=(channels, kernel - 1), split=split),
-        StateTensor(role="state", shape=shape, dtype=_state_dtype(c), split=((value_heads, 1),)),
-    )
-
-
-def kimi_delta(c: Config, index: int) -> Caches:
-    """Kimi delta attention: one square state per head, convolutions over queries, keys and values."""
-    c = c.asking()
-    sizes = c.table("linear_attn_config") or {}
-    heads = sizes.get("num_heads") or c.number("linear_num_heads")
-    width = sizes.get("head_dim") or c.number("linear_head_dim")
-    kernel = sizes.get("short_conv_kernel_size") or c.number("linear_conv_kernel_dim")
-    heads, width = c.checked("num_heads", heads, 1), c.checked("head_dim", width, 1)
-    columns = c.checked("short_conv_kernel_size", kernel, 1) - 1
-    return _recurrent(
-        c,
-        "kimi-delta",
-        StateTensor(role="conv", shape=(3 * heads * width, columns), split=((heads, 3 * width),)),
-        StateTensor(role="state", shape=(heads, width, width), dtype=_state_dtype(c), split=((heads, 1),)),
-    )
-
-
-def lightning(c: Config, index: int) -> Caches:
-    """Lightning attention (MiniMax-01): one square state per query head."""
-    c = c.asking()
-    heads, width = c.number("num_attention_heads"), head_dim(c)
-    return _recurrent(
-        c,
-        "lightning",
-        StateTensor(role="state", shape=(heads, width, width), dtype=_state_dtype(c), split=((heads, 1),)),
-    )
-
-
-def convolution(c: Config, index: int) -> Caches:
-    """A short gated convolution (LFM2): its last inputs, as wide as the hidden state."""
-    c = c.asking()
-    hidden, kernel = c.number("hidden_size"), c.number("conv_L_cache")
-    return _recurrent(c, "short-conv", StateTensor(role="conv", shape=(hidden, kernel - 1), split=((hidden, 1),)))
+    image, patch = encoder.get("image_size"), encoder.get("patch_size")
+    if not isinstance(image, int) or not isinstance(patch, int) or not 0 < patch <= image < LIMIT:
+        return None
+    c.used["encoder.image_size"] = c.used["encoder.patch_size"] = None
+    return (image // patch) ** 2 + PATCH_TOKENS[str(encoder["model_type"])]

@@ -53,7 +53,15 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }
 
 # Where the config of the decoder that generates sits inside a multimodal one; the deepest wins.
-NESTS = ("text_config", "thinker_config", "language_config", "llm_config", "language_model")
+NESTS = (
+    "text_config",
+    "thinker_config",
+    "language_config",
+    "llm_config",
+    "language_model",
+    "decoder",
+    "decoder_config",
+)
 LIMIT = 10**12
 
 

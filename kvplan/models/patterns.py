@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from kvplan.errors import KvplanError
-from kvplan.models.config import Config, MissingMap
+from kvplan.models.config import Config, MissingKey, MissingMap
 
 Pattern = Callable[[Config, int], Sequence[str]]
 
@@ -253,3 +253,117 @@ def sparse_freq(c: Config, n: int) -> list[str]:
     if not isinstance(marks, list) or len(marks) < n:
         raise KvplanError(f"{c.where}: 'sparse_attention_freq' must list all {n} layers")
     return ["minimax_m3_sparse" if mark else "full_attention" for mark in marks[:n]]
+
+
+def by_class(c: Config, n: int) -> list[str]:
+    """The file's own list, or the one that the transformers class derives from the file's other keys."""
+    found = stated(c, n, "layer_types")
+    if found is None:
+        raise MissingKey("layer_types", c.where)
+    return found
+
+
+def interval(key: str, at: str, elsewhere: str) -> Pattern:
+    """A list of types, or one type at every `key`-th layer and another elsewhere."""
+
+    def pattern(c: Config, n: int) -> list[str]:
+        found = stated(c, n, "layer_types")
+        if found is not None:
+            return found
+        every = c.number(key)
+        return [at if (i + 1) % every == 0 else elsewhere for i in range(n)]
+
+    return pattern
+
+
+def repeating(key: str) -> Pattern:
+    """A short list that repeats (RecurrentGemma's `block_types`)."""
+
+    def pattern(c: Config, n: int) -> list[str]:
+        unit = c.words(key)
+        if not unit:
+            raise MissingMap(key, c.where)
+        return [unit[i % len(unit)] for i in range(n)]
+
+    return pattern
+
+
+def mimo_types(c: Config, n: int) -> list[str]:
+    """MiMo-V2: a list of types, or of marks with 1 for a window; else as its class derives it."""
+    marks = c.items("hybrid_layer_pattern") if c.states("hybrid_layer_pattern") else None
+    if marks is None:
+        return by_class(c, n)
+    if len(marks) < n:
+        raise KvplanError(f"{c.where}: 'hybrid_layer_pattern' lists {len(marks)} layers, but the model has {n}")
+    return ["sliding_attention" if mark else "full_attention" for mark in marks[:n]]
+
+
+def searched_types(c: Config, n: int) -> list[str]:
+    """Qwen4: layers listed as full attention search an index where the config states one."""
+    found = list(layer_types()(c, n))
+    if c.optional("indexer_n_heads", least=0):
+        return ["indexed_attention" if kind == "full_attention" else kind for kind in found]
+    return found
+
+
+def pooled_types(c: Config, n: int) -> list[str]:
+    """GLM-5-Next: delta layers and latent layers, of which some use an earlier layer's index."""
+    found, index = layer_types()(c, n), c.words("indexer_types")
+    if index is None:
+        raise MissingKey("indexer_types", c.where)
+    if len(index) < n:
+        raise KvplanError(f"{c.where}: 'indexer_types' lists {len(index)} layers, but the model has {n}")
+    latent = ("indexed_attention", "full_attention")
+    return [f"indexed_{index[i]}" if kind in latent else kind for i, kind in enumerate(found)]
+
+
+def mistral_large4_types(c: Config, n: int) -> list[str]:
+    """Which layers own a cache, an index, and a rotary key."""
+    index, rotary, sources = c.words("indexer_types"), c.items("no_rope_layers"), c.items("kv_source_layers")
+    for key, listed in (("indexer_types", index), ("no_rope_layers", rotary), ("kv_source_layers", sources)):
+        if listed is None:
+            raise MissingKey(key, c.where)
+        if len(listed) < n:
+            raise KvplanError(f"{c.where}: {key!r} lists {len(listed)} layers, but the model has {n}")
+    assert index is not None
+    assert rotary is not None
+    assert sources is not None
+    types = [f"{'indexed' if rotary[i] else 'unrotated'}_{index[i]}" for i in range(n)]
+    return [kind if sources[i] == i else "shared" for i, kind in enumerate(types)]
+
+
+def local_only(c: Config, n: int) -> list[str]:
+    """Reformer's local layers; those that hash keep their buckets as well, which nothing here counts."""
+    listed = c.words("attn_layers")
+    if not listed:
+        raise MissingMap("attn_layers", c.where)
+    if set(listed) != {"local"}:
+        raise KvplanError(f"{c.where}: 'attn_layers' has layers that hash (lsh), whose cache kvplan does not know")
+    return ["full_attention"] * n
+
+
+# ------------------------------------------------------------------------------------------ beside an encoder
+
+
+def beside_encoder(base: Pattern | None = None) -> Pattern:
+    """Layers that also attend to an encoder, unless the config is of the decoder alone."""
+
+    def pattern(c: Config, n: int) -> list[str]:
+        types = list(base(c, n)) if base else ["full_attention"] * n
+        return [f"crossed_{kind}" if _has_encoder(c) else kind for kind in types]
+
+    return pattern
+
+
+def _has_encoder(c: Config) -> bool:
+    if not c.prefix:
+        return c.flag("is_encoder_decoder", True)
+    said = [place["is_encoder_decoder"] for place in (c.root, c.raw) if place.get("is_encoder_decoder") is not None]
+    return any(said) if said else True
+
+
+def as_decoder(c: Config, n: int) -> list[str]:
+    """An encoder's architecture run as a decoder: alone, or behind another encoder; as an encoder it keeps nothing."""
+    if c.flag("add_cross_attention", False) or (c.prefix and c.root.get("is_encoder_decoder", True)):
+        return ["crossed_full_attention"] * n
+    return (["full_attention"] if c.flag("is_decoder", False) else ["none"]) * n
