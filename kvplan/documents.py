@@ -501,7 +501,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
-    """Requests that ought to share a prefix and diverge: where, why, and what it costs."""
+    """Requests that ought to share a prefix and diverge: where, why, and what it costs.
+
+    `lost_tokens` is what an infinite cache would hit more if they did not diverge there.
+    """
 
     kind: str
     position_tokens: Tokens
@@ -657,19 +660,21 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """An earlier period's log against this one; positive changes mean that this one has more.
+    """The earlier period that this workload is held against, by its own figures.
 
-    `known_hit_ratio` is the share of this period's input tokens that an infinite cache still warm from the earlier
-    period hits, to hold against `ceiling_hit_ratio`, which starts cold.
+    `known_hit_ratio` is the share of the later period's input tokens that an infinite cache hits that is warm from the
+    earlier one, to hold against the later one's own ceiling, which starts cold; None where it cannot be known, as the
+    two logs do not follow each other in time.
     """
 
     sources: tuple[LogSource, ...]
     requests: Count
     span_s: Seconds | None
     input_tokens: Tokens
-    mean_input_tokens_change: float
+    output_tokens: Tokens
+    input_lengths: Percentiles
     ceiling_hit_ratio: Ratio
-    known_hit_ratio: Ratio
+    known_hit_ratio: Ratio | None
     curve: tuple[Hits, ...]
 
 
@@ -741,11 +746,25 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvBlock:
+    """How a model's cache comes in pieces on a disk: a block of `block_bytes` from `pieces` tensors, one a layer.
+
+    `chunk_bytes` are the 256 tokens that some tiers keep in a file. `source` says what they are of.
+    """
+
+    block_bytes: Bytes
+    pieces: Count
+    chunk_bytes: Bytes
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
     """What to measure and what it may cost. `only` picks among host, disk and gpu; empty means all that is there.
 
     `disks` are folders, one a drive. `granule_bytes` adds sizes to the sweep, such as the bytes of one KV block.
-    `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space.
+    `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space. `kv` shapes
+    the engines' cells; None takes a typical model. `sweep_only` leaves those and the rows to compare with out.
     """
 
     disks: tuple[str, ...] = ()
@@ -754,6 +773,8 @@ class ProbeOptions:
     write_budget_bytes: Bytes = 8 * 1024**3
     file_bytes: Bytes | None = None
     granule_bytes: tuple[int, ...] = ()
+    kv: KvBlock | None = None
+    sweep_only: bool = False
     seed: Count = 0
 
 
@@ -828,8 +849,10 @@ class Link:
     `source` and `target` are "host", "gpu<index>" or "disk:<folder>". Rates are percentiles over the cell's windows of
     time (disk) or trains of copies (GPU), latencies over single transfers; `samples` transfers were timed in all. GPU
     cells have depth 1: one stream, whose copies run one after another. `concurrent` names what else ran at the same
-    time ("none", "opposite direction", "decode", …). `flags` say why a planner must not trust the cell ("page-cache",
-    "unproven-direct", "first-write", "pageable", "not-steady", "corrupt", …); an empty list is a clean measurement.
+    time ("none", "opposite direction", "decode", …). `preset` names the engine whose way of moving data it is
+    ("vllm-disk", "vllm-fs", "lmcache"; "sustained" for a long write), None a plain cell. `flags` say why a planner must
+    not trust the cell ("page-cache", "unproven-direct", "first-write", "pageable", "not-steady", "corrupt", "comparison",
+    …); an empty list is a clean measurement.
     """
 
     source: str
@@ -846,12 +869,18 @@ class Link:
     method: str
     concurrent: str = "none"
     cpu_s_per_gb: float | None = None
+    preset: str | None = None
     flags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockDevice:
-    """One physical or virtual drive under a folder, as sysfs describes it; None is unknown."""
+    """One physical or virtual drive under a folder, as sysfs describes it; None is unknown.
+
+    `link` is the PCI Express link as it runs, `max_link` the fastest it could, `bridges` the ports above it, the root
+    first. `used_ratio` and `lifetime_written_bytes` are what an NVMe drive says of its own wear; `rated_endurance_bytes`
+    is what it says may be written in its life. They need the right to ask the drive.
+    """
 
     name: str
     size_bytes: Bytes | None = None
@@ -859,11 +888,18 @@ class BlockDevice:
     rotational: bool | None = None
     pci: str | None = None
     link: str | None = None
+    max_link: str | None = None
+    link_bytes_per_s: Rate | None = None
+    bridges: tuple[str, ...] = ()
     numa_node: int | None = None
     scheduler: str | None = None
     requests: Count | None = None
     max_io_bytes: Bytes | None = None
     max_segments: Count | None = None
+    logical_block_bytes: Bytes | None = None
+    used_ratio: float | None = None
+    lifetime_written_bytes: Bytes | None = None
+    rated_endurance_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -920,7 +956,7 @@ class Prefill:
     """Recompute cost of tokens [p, n): t0 + a * (n - p) + b * (n² - p²) seconds of one replica's GPUs.
 
     `low_ratio` and `high_ratio` bound the true time as multiples of this; `worst_relative_error` is that of the fit
-    over `points`.
+    over `points`. `gpus` is how many GPUs ran it together: None for a processor, or where a server does not say.
     """
 
     model: str
@@ -935,6 +971,7 @@ class Prefill:
     low_ratio: float = 1.0
     high_ratio: float = 1.0
     max_measured_tokens: Tokens | None = None
+    gpus: Count | None = None
 
     def seconds(self, tokens: float, prefix: float = 0) -> float:
         """Seconds to prefill `tokens` tokens of which the first `prefix` are cached."""

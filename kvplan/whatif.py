@@ -72,14 +72,15 @@ def _shared_blocks(blocks: NDArray[Any], offsets: Ints, references: Ints) -> Int
 # ---------------------------------------------------------------------------------------------- tenants
 
 
-def isolated(requests: Requests) -> Requests:
-    """The log with its blocks kept apart by tenant, as a cache salt does."""
-    order = np.argsort(requests.tenant, kind="stable")
+def isolated(requests: Requests, by: NDArray[Any] | None = None) -> Requests:
+    """The log with its blocks kept apart by tenant, as a cache salt does, or by another group of requests."""
+    group = reuse.as_ints(requests.tenant if by is None else by)
+    order = np.argsort(group, kind="stable")
     unique = reuse.unique_blocks(requests)
     blocks = _namespaced(
         reuse.block_ids(requests),
         reuse.as_ints(requests.offsets),
-        reuse.as_ints(requests.tenant),
+        group,
         reuse.as_ints(order),
         unique,
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan import policies, reuse, sharing, timeline, whatif
+from kvplan import drift, policies, reuse, sharing, timeline, whatif
 from kvplan.documents import CurvePoint, Finding, HitRates, PrefixClass, Requests, ServiceModel, Tenant, Workload
 from kvplan.errors import KvplanError, UsageError
 from kvplan.progress import Progress, silent
@@ -187,6 +187,7 @@ def _what_ifs(
         "top_prefixes": sharing.top_prefixes(runs, requests, references),
         "hot_set": sharing.hot_set(references),
         "without_one_off": whatif.without_one_off(requests, references, some),
+        "drift": drift.find(runs, requests),
         "granularities": whatif.granularities(runs, requests),
         "prompt_end_hit_ratio": _ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
         "decoded_ceiling_hit_ratio": None if more is None else _ratio(hits + more, whole),
