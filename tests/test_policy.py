@@ -1,0 +1,477 @@
+"""Who may share, how requests are spread, what a restart undoes, what is admitted to disk: each against a replay."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections import Counter, OrderedDict
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import samples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_plan import GiB, Plan, Policy, estimate_with, limit_of, planned, tiny_log, workload_with
+
+from kvplan.documents import CacheGroup, CgroupLevel, Hits, Isolation, Parallel, Pinning, Reserve, Tenant, Workload
+from kvplan.errors import KvplanError
+from kvplan.planning.choice import Demand, Tier, level, options
+from kvplan.planning.curves import curves_of, scaled, second_use
+from kvplan.planning.economics import Curve, LoadPath
+from kvplan.planning.hostroom import RESERVES
+from kvplan.units import GB, TiB
+
+BLOCK = samples.BLOCK_TOKENS
+
+
+def codes(plan: Plan) -> list[str]:
+    return [finding.code for finding in plan.findings]
+
+
+# ------------------------------------------------------------------------------------------------- tenants
+
+
+def salted(prefix: int, private: int, tenants: int, each: int) -> Workload:
+    """Requests of `prefix` shared and `private` own tokens, all counts by hand; infinite cache only."""
+    requests = tenants * each
+    shared = (requests - 1) * prefix
+    own = tenants * (each - 1) * prefix
+    inputs = requests * (prefix + private)
+    base = samples.workload().data
+    point = replace(
+        base.curve[-1],
+        capacity_blocks=1,
+        capacity_tokens=inputs - shared,
+        hit_tokens=shared,
+        hit_ratio=shared / inputs,
+        hit_requests=requests - 1,
+        reused_prefix_tokens_sq=(requests - 1) * prefix**2,
+        prefixes=(),
+    )
+    rows = tuple(
+        Tenant(
+            tenant=str(number),
+            requests=each,
+            input_tokens=each * (prefix + private),
+            hit_tokens=(each - (number == 0)) * prefix,
+            isolated_hit_tokens=(each - 1) * prefix,
+        )
+        for number in range(tenants)
+    )
+    assert sum(row.isolated_hit_tokens for row in rows) == own
+    return replace(
+        base, requests=requests, input_tokens=inputs, novel_tokens=inputs - shared, curve=(point,), tenants=rows
+    )
+
+
+def test_256_salted_tenants_keep_nine_tenths_of_the_reuse_and_store_the_shared_part_256_times() -> None:
+    workload = salted(2048, 256, 256, 10)
+    alone = curves_of(workload, Policy(share="tenant"), 1, False)
+    (point,) = alone.gpu.points
+    assert alone.ceiling_tokens == 256 * 9 * 2048
+    assert point.hit_tokens == pytest.approx(0.900 * 2559 * 2048, rel=1e-3)
+    assert point.capacity_tokens == pytest.approx(256 * 2048 + 2560 * 256, abs=1)
+    assert [finding.code for finding in alone.findings] == ["isolation-scaled"]
+
+
+def test_a_measured_curve_of_separate_tenants_is_used_as_it_is() -> None:
+    base = samples.workload().data
+    hits = tuple(
+        Hits(
+            capacity_blocks=point.capacity_blocks,
+            hit_requests=point.hit_requests,
+            hit_blocks=point.hit_blocks // 2,
+            hit_tokens=point.hit_tokens // 2,
+            hit_ratio=point.hit_ratio / 2,
+        )
+        for point in base.curve
+    )
+    isolation = Isolation(hit_tokens=10, isolated_hit_tokens=5, blocks=100, isolated_blocks=150, curve=hits)
+    found = curves_of(replace(base, isolation=isolation), Policy(share="tenant"), 1, False)
+    assert [point.hit_tokens for point in found.gpu.points] == [hit.hit_tokens for hit in hits if hit.hit_tokens]
+    assert not found.findings
+    plan = planned(Policy(share="tenant"), workload=workload_with(isolation=isolation))
+    assert plan.confidence.grade == "B"
+    (cost,) = plan.policy_costs
+    assert cost.hit_ratio == pytest.approx(planned().budgets.disk.hit_ratio - plan.budgets.disk.hit_ratio)
+    assert "isolation-cost" in codes(plan)
+
+
+def test_isolation_without_known_tenants_says_how_to_know_them() -> None:
+    with pytest.raises(KvplanError, match="--tenant-by FIELD"):
+        planned(Policy(share="tenant"), workload=workload_with(tenants=()))
+
+
+def test_who_shares_nothing_gives_up_every_hit() -> None:
+    plan = planned(Policy(share="none"))
+    assert plan.verdict == "nothing"
+    assert plan.budgets.gpu.hit_ratio == 0
+    (cost,) = plan.policy_costs
+    free = planned()
+    assert cost.hit_ratio == free.budgets.disk.hit_ratio
+    rate = samples.workload().data.input_tokens * 3600 / samples.SPAN_S
+    assert cost.hit_tokens_per_hour == pytest.approx(cost.hit_ratio * rate)
+
+
+def test_no_flags_for_a_layer_that_mixes_tenants() -> None:
+    assert "lmcache" in planned().config
+    apart = planned(Policy(share="tenant"))
+    assert apart.verdict == "host"
+    assert set(apart.config) == {"vllm", "lmcache-server"}
+    assert "salt-ignored" in codes(apart)
+    assert apart.confidence.grade == "C"
+
+
+# ------------------------------------------------------------------------------------------------- replicas
+
+
+def spread(log: tuple[samples.Request, ...], where: tuple[int, ...], capacity: int) -> int:
+    """Hit blocks of a log whose requests go to the servers named, each with a cache of its own."""
+    return sum(
+        sum(samples.replay(tuple(one for one, to in zip(log, where, strict=True) if to == server), capacity))
+        for server in set(where)
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 12))
+def test_round_robin_is_never_promised_more_than_blind_routing_gives_on_average(seed: int, capacity: int) -> None:
+    """Every assignment of 8 requests to 2 servers, each as likely: the mean is at least what the plan counts."""
+    log = tiny_log(seed, requests=8)
+    point = samples.curve_point(log, capacity)
+    workload = replace(samples.workload().data, curve=(point,))
+    found = curves_of(workload, Policy(routing="round-robin"), 2, False)
+    every = [spread(log, where, capacity) for where in itertools.product((0, 1), repeat=8)]
+    mean = Fraction(sum(every), len(every)) * BLOCK
+    assert found.gpu.points[0].hit_tokens <= mean
+    assert found.one_server
+
+
+def test_two_turns_meet_the_same_of_r_replicas_one_time_in_r() -> None:
+    """Conversations of two turns: blind routing keeps 1/R of the hits, affinity all; one shared prefix misses once."""
+    for replicas in (2, 4, 8):
+        point = samples.curve_point(tiny_log(1), 100)
+        workload = replace(samples.workload().data, curve=(point,))
+        blind = curves_of(workload, Policy(routing="round-robin"), replicas, False)
+        assert blind.gpu.points[0].hit_tokens == int(point.hit_tokens / replicas)
+        near = curves_of(workload, Policy(), replicas, False)
+        assert near.gpu.points == (point,)
+        assert not near.one_server
+
+
+def test_round_robin_costs_hits_as_a_number() -> None:
+    blind = planned(Policy(replicas=4, routing="round-robin"), probe=samples.probe_without_gpu())
+    (cost,) = blind.policy_costs
+    assert cost.hit_ratio > 0.3
+    assert {"round-robin-bound", "routing-cost"} <= set(codes(blind))
+    assert blind.confidence.grade == "C"
+
+
+# ------------------------------------------------------------------------------------------------- restarts
+
+
+def test_restarts_keep_what_is_reused_before_the_next() -> None:
+    """All reuse within 10 s, a restart every 100 s at any moment: at least 1 - 10/100 of it survives."""
+    base = samples.workload().data
+    whole = sum(part.tokens for part in base.reuse_intervals)
+    only = (replace(base.reuse_intervals[0], at_most_s=10.0, tokens=whole),)
+    found = curves_of(replace(base, reuse_intervals=only), Policy(restart_every_s=100.0), 1, True)
+    for before, after, lasting in zip(base.curve, found.host.points, found.disk.points, strict=True):
+        assert after.hit_tokens == pytest.approx(0.9 * before.hit_tokens, abs=1)
+        assert lasting == before
+    dice = random.Random(7)
+    survived = sum(
+        int(start // 100) == int((start + 10) // 100) for start in (dice.uniform(0, 1e6) for _ in range(20_000))
+    )
+    assert survived / 20_000 == pytest.approx(0.9, abs=0.01)
+
+
+def test_restarts_shrink_the_gain_and_warm_up_is_said() -> None:
+    plan = planned(Policy(restart_every_s=600.0))
+    assert plan.benefit.gpu_s_per_hour_saved < planned().benefit.gpu_s_per_hour_saved
+    assert "restart-cost" in codes(plan)
+    rows = {row.tier: row for row in planned().warm_up}
+    host = rows["host"]
+    assert not host.survives
+    demand = planned().alternatives[1].stored_bytes_per_hour / 131_072
+    assert host.fill_s == pytest.approx(planned().budgets.host.tokens / demand * 3600)
+    assert host.lost_gpu_s == pytest.approx(planned().benefit.gpu_s_per_hour_saved * (host.fill_s or 0) / 3600)
+
+
+def test_a_disk_behind_a_host_tier_survives_and_alone_it_does_not() -> None:
+    document = samples.probe()
+    quick = (samples.link("read", 2 * 2**20, 1, 40.0), samples.link("write", 2 * 2**20, 1, 30.0))
+    probe = replace(document, data=replace(document.data, links=(*document.data.links, *quick)))
+    easy = Policy(minimum_disk_life_s=0.0, host_memory_bytes=100 * GiB, minimum_gain_ratio=0.0)
+    both = planned(easy, probe=probe)
+    assert both.verdict == "host+disk"
+    assert {row.tier: row.survives for row in both.warm_up} == {"gpu": False, "host": False, "disk": True}
+    assert {"disk-evictor", "hash-seed"} <= set(codes(both))
+    alone = planned(replace(easy, forbid_host=True), probe=probe)
+    assert {row.tier: row.survives for row in alone.warm_up} == {"gpu": False, "disk": False}
+    assert "disk-evictor" not in codes(alone)
+    assert "hash-seed" in codes(alone)
+
+
+# ------------------------------------------------------------------------------------------------ second use
+
+
+def second_use_replay(log: tuple[samples.Request, ...], capacity: int) -> list[int]:
+    """Hit blocks in an LRU tier that takes a block when it is seen for the second time."""
+    seen: Counter[int] = Counter()
+    store: OrderedDict[int, None] = OrderedDict()
+    hits = []
+    for request in log:
+        hits.append(next((i for i, block in enumerate(request.blocks) if block not in store), len(request.blocks)))
+        for block in reversed(request.blocks):
+            seen[block] += 1
+            if seen[block] > 1:
+                store[block] = None
+                store.move_to_end(block)
+        while len(store) > capacity:
+            store.popitem(last=False)
+    return hits
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 40), st.sampled_from([0.0, 1e-9, 1e-7]))
+def test_second_use_is_never_promised_more_than_it_gives(seed: int, capacity: int, b: float) -> None:
+    log = tiny_log(seed)
+    used = Counter(block for request in log for block in request.blocks)
+    lost = sum(count > 1 for count in used.values()) * BLOCK
+    bound = second_use(samples.curve_point(log, capacity), lost)
+    hits = [found * BLOCK for found in second_use_replay(log, capacity)]
+    assert bound.hit_tokens <= sum(hits)
+    value = sum(1e-5 * hit + b * hit * hit for hit in hits)
+    assert 1e-5 * bound.hit_tokens + b * bound.reused_prefix_tokens_sq <= value * (1 + 1e-9)
+    assert sum(part.tokens for part in bound.prefixes) == bound.hit_tokens
+    assert sum(part.tokens_sq for part in bound.prefixes) == bound.reused_prefix_tokens_sq
+
+
+def test_admission_on_second_use_makes_a_drive_last_ten_times_as_long() -> None:
+    """151 TB a day wear 1,200 TB out in 7.9 days; where 9 % are reused, writing only those lasts 88."""
+    novel = 800_000
+    demand = Demand(
+        requests=100,
+        input_tokens=novel,
+        input_tokens_sq=6.4e9,
+        block_tokens=16,
+        per_hour=60.0,
+        ceiling_tokens=novel * 9 // 100,
+        first_reuse_tokens=novel * 9 // 100,
+    )
+    tier = Tier(
+        name="disk",
+        path=LoadPath(s_per_token=131_072 / (6 * GB)),
+        store_s_per_token=131_072 / (6 * GB),
+        bytes_per_token=131_072,
+        chunk_tokens=16,
+        step_bytes=GiB,
+        limit_bytes=TiB,
+        lifetime_bytes=1200 * 10**12,
+        minimum_life_s=365 * 86_400.0,
+    )
+    curve = Curve(())
+    lives = []
+    for second in (False, True):
+        one = replace(tier, second_use=second)
+        (option,) = options(curve, demand, samples.prefill(), one, level(curve, demand, 0))
+        assert option.life_s is not None
+        assert option.refused
+        lives.append(option.life_s / 86_400)
+    assert [round(life, 1) for life in lives] == [7.9, 88.3]
+
+
+def test_write_through_is_refused_under_a_year_and_second_use_is_set_beside_it() -> None:
+    document = samples.probe()
+    quick = (samples.link("read", 2 * 2**20, 1, 40.0), samples.link("write", 2 * 2**20, 1, 30.0))
+    small = replace(samples.disk(), rated_endurance_bytes=1_200_000 * GB)
+    data = replace(document.data, links=(*document.data.links, *quick), capacity=(small,))
+    policy = Policy(forbid_host=True, minimum_gain_ratio=0.0)
+    plan = planned(policy, probe=replace(document, data=data))
+    assert plan.verdict == "nothing"
+    text = next(finding.text for finding in plan.findings if finding.code == "write-wear")
+    days, later = re.findall(r"in ([\d,.]+) days", text)
+    assert float(days.replace(",", "")) < 365
+    assert float(later.replace(",", "")) > 2 * float(days.replace(",", ""))
+    admitted = planned(
+        replace(policy, disk_admission="second-use", minimum_disk_life_s=0.0), probe=replace(document, data=data)
+    )
+    everything = planned(replace(policy, minimum_disk_life_s=0.0), probe=replace(document, data=data))
+    assert admitted.alternatives[-1].stored_bytes_per_hour < everything.alternatives[-1].stored_bytes_per_hour
+    assert (
+        admitted.benefit.gpu_s_per_hour_saved
+        <= everything.benefit.gpu_s_per_hour_saved + everything.alternatives[1].store_s_per_hour
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the host's memory
+
+
+def test_every_part_of_the_host_can_be_stated_and_every_byte_is_there() -> None:
+    reserves = tuple(Reserve(name=name, bytes=(3 + n) * GiB) for n, name in enumerate(RESERVES))
+    budget = planned(Policy(reserves=reserves)).budgets.host
+    items = {item.name: item for item in budget.items}
+    for reserve in reserves:
+        line = items[RESERVES[reserve.name]]
+        assert line.bytes == reserve.bytes
+        assert line.provenance == "configured"
+    assert sum(item.bytes for item in budget.items) == budget.limit_bytes
+    assert "no part of the KV cache" in items[RESERVES["weight-offload"]].why
+    plain = {item.name: item for item in planned().budgets.host.items}
+    assert RESERVES["weight-offload"] not in plain
+    assert plain[RESERVES["buffers"]].bytes == 4 * 16 * 131_072
+    with pytest.raises(KvplanError, match="--reserve gpu: not a part"):
+        planned(Policy(reserves=(Reserve(name="gpu", bytes=1),)))
+
+
+def test_other_models_take_from_the_cache() -> None:
+    plan = planned(Policy(reserves=(Reserve(name="other-models", bytes=300 * GiB),)))
+    assert plan.alternatives[-1].host_bytes == pytest.approx(planned().alternatives[-1].host_bytes - 300 * GiB, abs=GiB)
+    crowded = planned(Policy(reserves=(Reserve(name="other-models", bytes=600 * GiB),)))
+    assert "host-too-small" in codes(crowded)
+    assert crowded.budgets.host.requested_bytes == 0
+
+
+def with_host(**fields: object) -> object:
+    document = samples.probe()
+    return replace(document, data=replace(document.data, host=replace(document.data.host, **fields)))
+
+
+def test_every_cgroup_level_is_a_limit_of_its_own() -> None:
+    levels = tuple(
+        CgroupLevel(path=path, limit_bytes=limit, current_bytes=used, reclaimable_bytes=clean)
+        for path, limit, used, clean in (
+            ("/", None, None, None),
+            ("/pods", 400 * GiB, 300 * GiB, 290 * GiB),
+            ("/pods/engine", 150 * GiB, 2 * GiB, GiB),
+        )
+    )
+    plan = planned(probe=with_host(cgroups=levels))
+    outer, inner = limit_of(plan, "memory limit of cgroup /pods"), limit_of(plan, "memory limit of cgroup /pods/engine")
+    assert outer.ok
+    assert not inner.ok
+    assert outer.needed - inner.needed == 9 * GiB
+    assert "memory limit of cgroup /" not in [limit.name for limit in plan.limits]
+    held = planned(probe=with_host(cgroups=levels, usable_memory_bytes=149 * GiB))
+    assert limit_of(held, "memory limit of cgroup /pods/engine").ok
+
+
+def test_a_host_tier_is_spread_over_the_nodes_of_its_gpus() -> None:
+    """Two GPUs on two nodes: half on each. One GPU: all on its node, and what does not fit there is said."""
+    document = samples.probe()
+    two = samples.host(gpus=2)
+    gpus = tuple(replace(gpu, numa_node=node) for node, gpu in enumerate(two.gpus))
+    probe = replace(document, data=replace(document.data, host=replace(two, gpus=gpus)))
+    kv = replace(samples.estimate().data.kv, bytes_per_token_per_gpu=65_536)
+    plan = planned(probe=probe, estimate=estimate_with(parallel=Parallel(tp=2), kv=kv))
+    first, second = plan.numa
+    assert first.bytes == second.bytes == plan.budgets.host.requested_bytes // 2 > 0
+    assert (first.gpus, second.gpus) == ((0,), (1,))
+    small = tuple(replace(node, total_bytes=128 * GiB) for node in document.data.host.numa)
+    spill = planned(probe=with_host(numa=small))
+    assert sum(node.bytes for node in spill.numa) == spill.budgets.host.requested_bytes
+    assert "numa-spill" in codes(spill)
+    assert limit_of(spill, "NUMA node 0").ok
+
+
+def test_where_page_locking_ended_a_tier_ends() -> None:
+    document = samples.probe()
+    end = Pinning(
+        gpu=0,
+        requested_bytes=400 * GiB,
+        pinned_bytes=100 * GiB,
+        largest_bytes=64 * GiB,
+        touch_s=1.0,
+        register_s=1.0,
+        stopped="out of memory",
+    )
+    plan = planned(probe=replace(document, data=replace(document.data, pinning=(end,))))
+    limit = limit_of(plan, "page-locked memory")
+    assert limit.limit == 100 * GiB
+    assert not limit.ok
+    whole = replace(end, pinned_bytes=400 * GiB, stopped=None)
+    fine = planned(probe=replace(document, data=replace(document.data, pinning=(whole,))))
+    assert "page-locked memory" not in [limit.name for limit in fine.limits]
+
+
+def test_indexer_pools_come_on_top_of_the_size_flag() -> None:
+    """656 B of latent and 132 B of indexer a token and layer: SGLang's host takes 20.1 % more than its flag says."""
+    groups = tuple(
+        CacheGroup(kind=kind, layers=61, bytes_per_token=61 * size, bytes_per_sequence=0)
+        for kind, size in (("latent", 656), ("indexer", 132))
+    )
+    size = 61 * (656 + 132)
+    kv = replace(
+        samples.estimate().data.kv,
+        bytes_per_token=size,
+        bytes_per_token_per_gpu=size,
+        offload_bytes_per_token=size,
+    )
+    policy = Policy(minimum_gain_ratio=0.0, forbid_disk=True, growth=3.0)
+    plan = planned(policy, estimate=estimate_with(engine="sglang", kv=kv, groups=groups))
+    items = {item.name: item.bytes for item in plan.budgets.host.items}
+    assert plan.verdict == "host"
+    assert items["indexer and draft pools"] == pytest.approx(0.201 * plan.budgets.host.usable_bytes, rel=0.002)
+    assert sum(items.values()) == plan.budgets.host.limit_bytes
+    assert "side-pools" in codes(plan)
+    whole = planned(policy, estimate=estimate_with(kv=kv, groups=groups))
+    assert "indexer and draft pools" not in {item.name for item in whole.budgets.host.items}
+
+
+def test_one_large_page_locked_piece_is_warned_of() -> None:
+    big = with_host(memory_total_bytes=4 * TiB, memory_available_bytes=4 * TiB, usable_memory_bytes=4 * TiB)
+    kv = replace(
+        samples.estimate().data.kv,
+        bytes_per_token=400_000,
+        bytes_per_token_per_gpu=400_000,
+        offload_bytes_per_token=400_000,
+    )
+    for engine, warned in (("tensorrt-llm", True), ("vllm", False)):
+        plan = planned(probe=big, estimate=estimate_with(engine=engine, kv=kv), gpu=None)
+        assert plan.budgets.host.requested_bytes > 200 * GiB
+        assert ("pin-piece" in codes(plan)) is warned
+
+
+def test_a_hybrid_tier_that_stores_a_row_for_each_of_eight_groups_holds_an_eighth() -> None:
+    """500 GiB at 162,688 B a token hold 3.3 M tokens, fewer than a GPU pool of 5.29 M: no hit would ever come."""
+    kv = replace(
+        samples.estimate().data.kv,
+        bytes_per_token=20_336,
+        bytes_per_token_per_gpu=20_336 // 8,
+        offload_bytes_per_token=20_336,
+    )
+    estimate = estimate_with(kv=kv, parallel=Parallel(tp=8))
+    policy = Policy(
+        host_memory_bytes=630 * GiB,
+        headroom_ratio=0.0,
+        expansion=8.0,
+        forbid_disk=True,
+        minimum_gain_ratio=0.0,
+        reserves=(Reserve(name="system", bytes=0), Reserve(name="engine", bytes=128 * GiB)),
+    )
+    plan = planned(policy, estimate=estimate, probe=None)
+    largest = plan.alternatives[-1]
+    assert largest.host_bytes == 499 * GiB
+    held = largest.host_bytes // (16 * 162_688) * 16
+    assert held == pytest.approx(3.3e6, rel=0.01)
+    assert plan.budgets.gpu.tokens > held
+    assert plan.verdict == "nothing"
+    assert "repeats what is held nearer to the GPU" in plan.decision
+
+
+def test_a_disk_counts_what_its_folder_already_holds_and_stays_below_85_percent() -> None:
+    free = samples.disk().free_bytes
+    for own in (0, 500 * GiB):
+        limit = limit_of(planned(Policy(disk_own_bytes=own)), "disk space")
+        assert limit.limit == int(0.85 * (free + own))
+
+
+@given(st.floats(0, 1), st.integers(1, 300))
+def test_a_scaled_point_never_gains(ratio: float, capacity: int) -> None:
+    point = samples.curve_point(samples.requests(60), capacity)
+    less = scaled(point, ratio)
+    assert less.hit_tokens <= point.hit_tokens
+    assert all(part.tokens <= whole.tokens for part, whole in zip(less.prefixes, point.prefixes, strict=True))
