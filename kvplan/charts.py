@@ -8,21 +8,22 @@ the renderer once it draws), so whoever wants no picture does not import it.
 from __future__ import annotations
 
 import json
-import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import altair as alt
 import vl_convert
 
-from kvplan.page import Axis, Bins, Chart, Plot, Rule, Series, Stack, Tornado, clean
-from kvplan.render import scales
+from kvplan.page import Axis, Bins, Chart, Marks, Plot, Rule, Series, Stack, Swing, Tornado, clean
+from kvplan.render import bundle, labels, scales
 
 Spec: TypeAlias = dict[str, Any]
 VEGA_LITE = "6.4"
 WIDTH = 680
+_ROOM = 0.16  # of a tornado's span at either side, for the names of its ends
 _SIDE = 62  # every plot leaves this for the labels of its y axis, so that charts of one figure line up
 _SCREEN_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 _ALONE_FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"  # the renderer knows its widths: legends do not collide
@@ -64,10 +65,10 @@ SCREEN = Palette({role: f"var(--{role})" for role in PRINT.colours}, alone=False
 
 
 def spec(chart: Chart, palette: Palette, width: int | str = WIDTH) -> Spec:
-    """The Vega-Lite spec of one chart; `width` 'container' follows the page."""
+    """The Vega-Lite spec of one chart; `width` 'container' follows the page and answers a pointer."""
     match chart:
         case Plot():
-            drawn = _plot(chart, palette)
+            drawn = _plot(chart, palette, live=width == "container")
         case Stack():
             drawn = _stack(chart, palette)
         case Tornado():
@@ -83,7 +84,10 @@ def svg(chart: Chart, palette: Palette) -> str:
 
 def script() -> str:
     """Vega, Vega-Lite and Vega-Embed as one script that defines `vegaEmbed`, for a page that asks nobody for it."""
-    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE))
+    maker = f"vl-convert-{version('vl-convert-python')}-vega-lite-{VEGA_LITE}"
+    return bundle.kept(
+        maker, lambda: str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VEGA_LITE))
+    )
 
 
 def _config(palette: Palette) -> Spec:
@@ -136,11 +140,16 @@ def _values(rows: list[Spec]) -> Any:
 
 def _axis(axis: Axis, span: tuple[float, float], **more: Any) -> tuple[alt.Axis, alt.Scale]:
     marks = scales.ticks(span, axis)
-    label = "''"
-    for value, text in reversed(marks):
-        label = f"datum.value == {value!r} ? {json.dumps(text)} : {label}"
-    drawn = alt.Axis(values=[value for value, _ in marks], labelExpr=label, **more)
+    drawn = alt.Axis(values=[value for value, _ in marks], labelExpr=_named(marks), **more)
     return drawn, alt.Scale(type="log" if axis.log else "linear", domain=list(span), nice=False, clamp=True)
+
+
+def _named(marks: Iterable[tuple[float, str]]) -> str:
+    """An expression that gives each value of an axis its label."""
+    label = "''"
+    for value, text in reversed(tuple(marks)):
+        label = f"datum.value == {value!r} ? {json.dumps(text)} : {label}"
+    return label
 
 
 def _legend(palette: Palette, names: list[str]) -> alt.Legend | None:
@@ -150,13 +159,15 @@ def _legend(palette: Palette, names: list[str]) -> alt.Legend | None:
 # -------------------------------------------------------------------------------------------------- plots
 
 
-def _plot(plot: Plot, palette: Palette) -> Any:
+def _plot(plot: Plot, palette: Palette, live: bool) -> Any:
     x_domain, y_domain = scales.domains(plot)
     x_axis, x_scale = _axis(plot.x, x_domain, title=plot.x.title, grid=False)
     y_axis, y_scale = _axis(
         plot.y, y_domain, title=None, domain=False, ticks=False, labelPadding=6, minExtent=_SIDE, maxExtent=_SIDE
     )
-    x, y = alt.X("x:Q", axis=x_axis, scale=x_scale), alt.Y("y:Q", axis=y_axis, scale=y_scale)
+    below = alt.X("x:Q", axis=x_axis, scale=x_scale)
+    x = below if plot.above is None else alt.X("x:Q", axis=None, scale=x_scale)
+    y = alt.Y("y:Q", axis=y_axis, scale=y_scale)
     named: list[Bins | Series] = [*plot.bins, *plot.series]
     names = [clean(one.name) for one in named]
     colour = alt.Color(
@@ -166,9 +177,28 @@ def _plot(plot: Plot, palette: Palette) -> Any:
     )
     layers = [_histogram(bins, plot, x, y, colour) for bins in plot.bins]
     layers += [_line(series, plot, x, y, colour) for series in plot.series]
-    layers += [_hover(series, plot, x, y, colour) for series in plot.series if series.style != "dots"]
-    layers += _rules(plot, palette, x, y, x_domain, y_domain)
-    return alt.layer(*layers).properties(title=clean(plot.y.title), height=plot.height)
+    if live:
+        layers += [_hover(series, plot, x, y, colour) for series in plot.series if series.style != "dots"]
+    layers += _rules(plot, palette, x, y)
+    drawn = alt.layer(*layers) if plot.above is None else _two_axes(layers, plot.above, below, x_scale)
+    return drawn.properties(title=clean(plot.y.title), height=plot.height)
+
+
+def _two_axes(layers: list[Any], above: Marks, below: alt.X, scale: alt.Scale) -> Any:
+    """The layers between two axes of the same scale, each axis drawn once by an empty layer of its own."""
+    values = [value for value, _ in above.marks]
+    axis = alt.Axis(
+        orient="top",
+        values=values,
+        labelExpr=_named(above.marks),
+        title=clean(above.title),
+        titleAnchor="end",
+        grid=False,
+        domain=False,
+    )
+    empty = alt.Chart(_values([{"x": value} for value in values])).mark_point(opacity=0)
+    upper = empty.encode(alt.X("x:Q", axis=axis, scale=scale))
+    return alt.layer(empty.encode(below), upper, *layers).resolve_axis(x="independent")
 
 
 def _rows(series: Series, plot: Plot) -> list[dict[str, Any]]:
@@ -224,25 +254,20 @@ def _histogram(bins: Bins, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) ->
     return marks.encode(x, y, colour, x2=alt.X2("x2:Q"), y2=alt.Y2("y2:Q"), tooltip=_tooltip(plot))
 
 
-def _rules(
-    plot: Plot, palette: Palette, x: alt.X, y: alt.Y, wide: tuple[float, float], tall: tuple[float, float]
-) -> list[Any]:
+def _rules(plot: Plot, palette: Palette, x: alt.X, y: alt.Y) -> list[Any]:
     layers: list[Any] = []
-    upright = sorted((rule for rule in plot.rules if rule.axis == "x"), key=lambda rule: rule.value)
-    for level, rule in enumerate(upright):
-        # Curves rise to the right and leave the lower right corner free; above bars there is room kept for the names.
-        height = 9 + 15 * level if plot.bins else plot.height - 10 - 15 * (len(upright) - 1 - level)
-        layers += _upright(rule, height, palette, x, _place(rule.value, wide, plot.x.log) > 0.55)
+    for one in labels.upright(plot):
+        base = alt.Chart(_values([{"x": one.rule.value, "text": one.rule.label}]))
+        words = _words(base, one.rule, palette, align="right" if one.left else "left", dx=-6 if one.left else 6)
+        layers.append(_line_across(base, one.rule, palette).encode(x))
+        layers += [word.encode(x, y=alt.value(one.y), text="text:N") for word in words]
     for rule in plot.rules:
         if rule.axis == "y":
-            layers += _level(rule, palette, y, _place(rule.value, tall, plot.y.log) > 0.9)
+            base = alt.Chart(_values([{"y": rule.value, "text": rule.label}]))
+            words = _words(base, rule, palette, align="left", dx=4, dy=10 if labels.hangs(plot, rule) else -8)
+            layers.append(_line_across(base, rule, palette).encode(y=y))
+            layers += [word.encode(y=y, x=alt.value(0), text="text:N") for word in words]
     return layers
-
-
-def _place(value: float, span: tuple[float, float], log: bool) -> float:
-    """Where a value lies on its axis, 0 to 1."""
-    low, high, at = (math.log(max(v, 1e-300)) for v in (*span, value)) if log else (*span, value)
-    return (at - low) / (high - low) if high > low else 0.0
 
 
 def _line_across(base: Any, rule: Rule, palette: Palette) -> Any:
@@ -251,26 +276,9 @@ def _line_across(base: Any, rule: Rule, palette: Palette) -> Any:
 
 def _words(base: Any, rule: Rule, palette: Palette, **place: Any) -> list[Any]:
     """A name in its colour over a band of paper, so that lines behind it do not cross it out."""
-    band = base.mark_text(fontSize=11, stroke=palette["paper"], strokeWidth=4, color=palette["paper"], **place)
-    return [band, base.mark_text(fontSize=11, color=palette[rule.role], **place)]
-
-
-def _upright(rule: Rule, height: int, palette: Palette, x: alt.X, left: bool) -> list[Any]:
-    base = alt.Chart(_values([{"x": rule.value, "text": rule.label}]))
-    words = _words(base, rule, palette, align="right" if left else "left", dx=-6 if left else 6, baseline="middle")
-    return [
-        _line_across(base, rule, palette).encode(x),
-        *(one.encode(x, y=alt.value(height), text="text:N") for one in words),
-    ]
-
-
-def _level(rule: Rule, palette: Palette, y: alt.Y, below: bool) -> list[Any]:
-    base = alt.Chart(_values([{"y": rule.value, "text": rule.label}]))
-    words = _words(base, rule, palette, align="left", dx=4, dy=10 if below else -8, baseline="middle")
-    return [
-        _line_across(base, rule, palette).encode(y=y),
-        *(one.encode(y=y, x=alt.value(0), text="text:N") for one in words),
-    ]
+    look = {"fontSize": 11, "baseline": "middle", **place}
+    band = base.mark_text(stroke=palette["paper"], strokeWidth=4, color=palette["paper"], **look)
+    return [band, base.mark_text(color=palette[rule.role], **look)]
 
 
 # ---------------------------------------------------------------------------------- stacked bars, tornado
@@ -308,9 +316,9 @@ def _stack(stack: Stack, palette: Palette) -> Any:
 
 
 def _tornado(tornado: Tornado, palette: Palette) -> Any:
-    values = [tornado.base, *(v for swing in tornado.swings for v in (swing.low, swing.high))]
-    low, high = min(values), max(values)
-    room = (high - low or abs(high) or 1.0) * 0.08
+    ends = [value for swing in tornado.swings for value in (swing.low, swing.high)]
+    low, high = min(tornado.base, *ends), max(tornado.base, *ends)
+    room = (high - low or abs(high) or 1.0) * _ROOM
     axis = Axis(title=tornado.title, unit=tornado.unit, domain=(low - room, high + room))
     x_axis, x_scale = _axis(axis, (low - room, high + room), title=tornado.title, grid=True)
     x = alt.X("x:Q", axis=x_axis, scale=x_scale)
@@ -319,18 +327,7 @@ def _tornado(tornado: Tornado, palette: Palette) -> Any:
         title=None, domain=False, ticks=False, labelLimit=180, labelPadding=8, labelExpr="split(datum.value, '\\n')"
     )
     y = alt.Y("name:N", sort=list(names.values()), axis=lines)
-    rows = [
-        {
-            "name": names[s.name],
-            "x": tornado.base,
-            "x2": end,
-            "side": label,
-            "value": scales.show(end, tornado.unit),
-            "low": which,
-        }
-        for s in tornado.swings
-        for end, label, which in ((s.low, s.low_label, "down"), (s.high, s.high_label, "up"))
-    ]
+    rows = [row | {"name": names[swing.name]} for swing in tornado.swings for row in _swing(swing, tornado)]
     colour = alt.Color(
         "low:N", scale=alt.Scale(domain=["down", "up"], range=[palette["second"], palette["main"]]), legend=None
     )
@@ -340,5 +337,26 @@ def _tornado(tornado: Tornado, palette: Palette) -> Any:
         alt.Tooltip("value:N", title="outcome"),
     ]
     bars = alt.Chart(_values(rows)).mark_bar(height=16).encode(x, y, colour, x2="x2:Q", tooltip=tip)
+    words = []
+    for left in (True, False):
+        named = alt.Chart(_values([row for row in rows if row["label"] and (row["x2"] < tornado.base) == left]))
+        text = named.mark_text(
+            align="right" if left else "left", dx=-5 if left else 5, fontSize=11, color=palette["soft"]
+        )
+        words.append(text.encode(alt.X("x2:Q", axis=x_axis, scale=x_scale), y, text="label:N"))
     base = alt.Chart(_values([{"x": tornado.base}])).mark_rule(color=palette["ink"], strokeWidth=1.25).encode(x)
-    return alt.layer(bars, base).properties(height=max(60, 32 * len(tornado.swings)))
+    return alt.layer(bars, *words, base).properties(height=max(60, 34 * len(tornado.swings)))
+
+
+def _swing(swing: Swing, tornado: Tornado) -> list[Spec]:
+    """The two halves of a bar, the farther end first, so that the nearer is drawn over it; labels stand at the ends."""
+    ends = [(swing.low, swing.low_label, "down"), (swing.high, swing.high_label, "up")]
+    ends.sort(key=lambda end: -abs(end[0] - tornado.base))
+    moved = [end for end in ends if end[0] != tornado.base]
+    same_side = len(moved) == 2 and (moved[0][0] < tornado.base) == (moved[1][0] < tornado.base)
+    rows = []
+    for index, (end, label, which) in enumerate(moved):
+        text = f"{label}, {moved[1][1]}" if same_side and index == 0 else "" if same_side else label
+        value = scales.show(end, tornado.unit)
+        rows.append({"x": tornado.base, "x2": end, "side": label, "label": text, "value": value, "low": which})
+    return rows

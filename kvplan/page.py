@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from kvplan.documents import Finding, Provenance
 
 Tone = Literal["good", "plain", "warning", "bad"]
-Unit = Literal["bytes", "bytes_per_s", "tokens", "length", "s", "ratio", "count", "per_s"]
+Unit = Literal["bytes", "bytes_per_s", "tokens", "length", "s", "ratio", "count", "per_s", "usd"]
 Role = Literal["main", "second", "third", "fourth", "gpu", "host", "disk", "recompute", "muted", "danger", "faint"]
 
 
@@ -162,14 +162,23 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """A second reading of an x axis, written above the plot: places on it, and what each means there."""
+
+    title: str
+    marks: tuple[tuple[float, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Lines, dots and histograms over two axes."""
+    """Lines, dots and histograms over two axes; `above` reads the x axis in another unit."""
 
     x: Axis
     y: Axis
     series: tuple[Series, ...] = ()
     bins: tuple[Bins, ...] = ()
     rules: tuple[Rule, ...] = ()
+    above: Marks | None = None
     height: int = 240
 
 

@@ -268,7 +268,23 @@ def poison(value: Any) -> Any:
     if isinstance(value, dict):
         return {HOSTILE + key: poison(one) for key, one in value.items()}
     if is_dataclass(value) and not isinstance(value, type):
-        closed = ("kind", "severity", "provenance", "direction", "verdict", "tier", "grade", "unit", "source", "direct")
+        closed = (
+            "view",
+            "routing",
+            "share",
+            "disk_admission",
+            "price_view",
+            "kind",
+            "severity",
+            "provenance",
+            "direction",
+            "verdict",
+            "tier",
+            "grade",
+            "unit",
+            "source",
+            "direct",
+        )
         keep = {"name"} if isinstance(value, documents.Alternative) else set()
         kept = (
             {*closed, *keep} if not isinstance(value, documents.Evidence | documents.Link) else set(closed) - {"source"}
@@ -470,25 +486,39 @@ def test_the_command_that_does_it_again_is_one_that_a_shell_understands() -> Non
 
 
 def test_what_no_flag_can_set_is_said() -> None:
-    policy = documents.Policy(growth=2.0, headroom_ratio=0.2)
-    assert unflagged(policy) == ["growth", "headroom_ratio"]
+    policy = documents.Policy(growth=2.0, tolerance_ratio=0.2, forbid_host=True)
+    assert unflagged(policy) == ["tolerance_ratio", "forbid_host"]
     out = printed(plan_with(policy=policy), 4000, full=True)
-    assert "through the Python interface: growth, headroom ratio." in out
+    assert "through the Python interface: tolerance ratio, forbid host." in out
     assert re.search(r"growth +2 +configured", out)
-    assert re.search(r"headroom +20.0 % +configured", out)
-    assert re.search(r"tolerance +2.0 % +default", out)
+    assert re.search(r"tolerance +20.0 % +configured", out)
+    assert re.search(r"headroom +10.0 % +default", out)
 
 
 def test_every_flag_named_is_one_that_the_command_line_has() -> None:
     policy = documents.Policy(
+        gpu_memory_utilization=0.5,
         host_memory_bytes=1,
         disk_bytes=1,
+        disk_own_bytes=1,
+        disk_admission="second-use",
         ttl_s=1.0,
         slo_ttft_s=1.0,
+        restart_every_s=1.0,
         replicas=2,
+        replicas_per_host=2,
+        routing="round-robin",
+        share="none",
+        growth=2.0,
+        headroom_ratio=0.5,
+        expansion=2.0,
         host_link_bytes_per_s=1.0,
+        price_view="rented",
         forbid_disk=True,
+        allow_flagged_links=True,
+        reserves=(documents.Reserve(name="other models", bytes=2**30),),
     )
+    assert "other models=1073741824B" in policy_flags(policy)
     arguments = [sys.executable, "-m", "kvplan", "plan", "--help"]
     shown = subprocess.run(arguments, capture_output=True, text=True, check=True, env={**os.environ, "COLUMNS": "200"})
     for flag in (word for word in policy_flags(policy) if word.startswith("--")):

@@ -30,7 +30,7 @@ def page(document: Document[Model]) -> Page:
     layers = parts.table("cache|>layers|>heads|>key|>value|>window|note|`config keys", rows)
     return Page(
         kind=document.kind,
-        title=f"What {model.ref.id} keeps",
+        title=f"What {parts.model_name(model.ref)} keeps",
         lead=f"{parts.plural(model.num_layers, 'layer')} of {parts.plural(len(model.layers), 'kind')}.",
         origin=parts.origin(document),
         sections=(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from kvplan.documents import Document, Finding, ModelRef, Parallel, Percentiles, Provenance
 from kvplan.page import Column, Fact, Findings, Row, Section, Table
+from kvplan.render.scales import show
 from kvplan.units import show_bytes, show_duration, show_tokens
 
 UNKNOWN = "unknown"
+NONE = "none"
+TIERS = {"gpu": "GPU", "host": "host memory", "disk": "disk"}
 
 
 def table(
@@ -60,6 +64,15 @@ def parallel(parallel: Parallel) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1) or "one GPU"
 
 
+def model_name(model: ModelRef) -> str:
+    """A model's name for a heading: its id, or where it was read from files the last word of their path."""
+    if model.source not in ("path", "gguf"):
+        return model.id
+    path = PurePath(model.id)
+    last = path.parent if path.name == "config.json" and path.parent.name else path
+    return last.name.removesuffix(".json").removesuffix(".gguf") or model.id
+
+
 def model_source(model: ModelRef) -> str:
     """Where the model's description was read, as exactly as the document knows."""
     place = {"hub": "Hugging Face Hub", "path": "local files", "gguf": "GGUF file", "catalogue": "built-in catalogue"}
@@ -70,6 +83,16 @@ def model_source(model: ModelRef) -> str:
 def bytes_or_unknown(count: float | None) -> str:
     """Bytes, or the word for not knowing."""
     return UNKNOWN if count is None else show_bytes(count)
+
+
+def bytes_or_none(count: float) -> str:
+    """Bytes, or the word for giving nothing."""
+    return show_bytes(count) if count else NONE
+
+
+def dollars(amount: float) -> str:
+    """'$1,234.50', '$0.0203', '-$0.10'."""
+    return show(amount, "usd")
 
 
 def seconds_or_unknown(seconds: float | None) -> str:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplan.documents import Alternative, Budget, Document, Limit, Plan
+from kvplan.documents import Budget, Document, Limit, Plan
 from kvplan.page import Block, Code, Decision, Fact, Facts, Page, Row, Section, Text, Tone
-from kvplan.pages import parts, plan_figures, plan_inputs, workload_figures
+from kvplan.pages import (
+    parts,
+    plan_figures,
+    plan_inputs,
+    plan_money,
+    plan_options,
+    plan_policy,
+    plan_traffic,
+    workload_figures,
+)
 from kvplan.pages.probe import prefill_facts
 from kvplan.render.scales import show
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
-_TIERS = ("gpu", "host", "disk")
-_NAMES = {"gpu": "GPU", "host": "host memory", "disk": "disk"}
 _GRADES = {
     "A": "links measured, a week of logs, a live comparison",
     "B": "links measured, and logs",
@@ -23,11 +30,12 @@ _GRADES = {
 def page(document: Document[Plan]) -> Page:
     """The review document of one plan."""
     plan = document.data
-    model = plan.inputs.estimate.data.model.id
     sections = (
         _decision(plan),
+        *plan_options.against(plan),
         _budgets(plan),
-        _alternatives(plan),
+        plan_options.alternatives(plan),
+        *plan_options.what_if(plan),
         *parts.findings(plan.findings),
         _limits(plan),
         _config(plan),
@@ -35,7 +43,11 @@ def page(document: Document[Plan]) -> Page:
         _benefit(plan),
         _break_even(plan),
         *_demand(plan),
+        *plan_traffic.traffic(plan),
+        *plan_money.money(plan),
         *_sensitivity(plan),
+        plan_policy.ledger(plan),
+        *plan_traffic.restart(plan),
         _confidence(plan),
         _evidence(plan),
         plan_inputs.inputs(plan),
@@ -43,7 +55,7 @@ def page(document: Document[Plan]) -> Page:
     )
     return Page(
         kind=document.kind,
-        title=f"KV cache review: {model}",
+        title=f"KV cache review: {parts.model_name(plan.inputs.estimate.data.model)}",
         lead=plan.decision,
         origin=parts.origin(document),
         sections=sections,
@@ -62,7 +74,7 @@ def _tone(plan: Plan) -> Tone:
 
 
 def _decision(plan: Plan) -> Section:
-    facts = [_budget_fact(name, getattr(plan.budgets, name)) for name in _TIERS]
+    facts = [_budget_fact(name, getattr(plan.budgets, name)) for name in parts.TIERS]
     facts.append(_gain(plan))
     facts.append(Fact(label="confidence", value=plan.confidence.grade, note=_GRADES[plan.confidence.grade]))
     broken = [limit.name for limit in plan.limits if not limit.ok]
@@ -79,10 +91,12 @@ def _decision(plan: Plan) -> Section:
 
 def _budget_fact(name: str, budget: Budget) -> Fact:
     if name != "gpu" and not budget.requested_bytes:
-        return Fact(label=_NAMES[name], value="none", note=budget.why)
+        return Fact(label=parts.TIERS[name], value="none", note=budget.why)
+    if not budget.bytes and name == "gpu":
+        return Fact(label=parts.TIERS[name], value=parts.NONE, note="nothing is left for reusable blocks")
     size = budget.bytes if name == "gpu" else budget.requested_bytes
     note = f"{show_tokens(budget.tokens)} tokens, hits {show_percent(budget.hit_ratio)} with it"
-    return Fact(label=_NAMES[name], value=show_bytes(size), note=note)
+    return Fact(label=parts.TIERS[name], value=show_bytes(size), note=note)
 
 
 def _gain(plan: Plan) -> Fact:
@@ -98,7 +112,7 @@ def _flips(plan: Plan) -> str:
     for one in plan.sensitivity:
         for tier, size in (("host", one.host_bytes), ("disk", one.disk_bytes)):
             if (size > 0) != wanted[tier]:
-                flips.append(f"{one.what} {one.change}: {'with' if size else 'without'} {_NAMES[tier]}")
+                flips.append(f"{one.what} {one.change}: {'with' if size else 'without'} {parts.TIERS[tier]}")
     if flips:
         return "; ".join(flips)
     return "none of the changes tested below" if plan.sensitivity else "not tested"
@@ -108,26 +122,15 @@ def _flips(plan: Plan) -> str:
 
 
 def _budgets(plan: Plan) -> Section:
-    rows = []
-    for name in _TIERS:
-        budget = getattr(plan.budgets, name)
-        rows.append(
-            (
-                _NAMES[name],
-                show_bytes(budget.requested_bytes),
-                show_bytes(budget.usable_bytes),
-                show_bytes(budget.bytes),
-                parts.bytes_or_unknown(budget.limit_bytes),
-                show_tokens(budget.tokens),
-                show_percent(budget.hit_ratio),
-                budget.why,
-            )
-        )
-    columns = "tier|>set|>usable|>adds to the tiers above|>limit|>tokens|>hits up to here|why"
+    tiers = {name: getattr(plan.budgets, name) for name in parts.TIERS}
+    rows = [_budget_row(name, budget) for name, budget in tiers.items()]
+    plain = all(one.usable_bytes == one.requested_bytes for name, one in tiers.items() if name != "gpu")
+    columns = f"tier|>set|{'-' if plain else ''}>usable|>adds to the tiers above|->limit|>tokens|>hits up to here|-why"
     items = [
-        (_NAMES[name], item.name, show_bytes(item.bytes), item.provenance, item.why)
-        for name in _TIERS
-        for item in getattr(plan.budgets, name).items
+        (parts.TIERS[name], item.name, show_bytes(item.bytes), item.provenance, item.why)
+        for name, budget in tiers.items()
+        for item in budget.items
+        if item.bytes or name == "gpu"
     ]
     blocks: list[Block] = [*plan_figures.budgets(plan), parts.table(columns, rows)]
     if items:
@@ -135,40 +138,27 @@ def _budgets(plan: Plan) -> Section:
     return Section(name="budgets", heading="Three budgets", blocks=tuple(blocks), first=True)
 
 
-def _alternatives(plan: Plan) -> Section:
-    sums = [_alternative(one) for one in plan.alternatives]
-    columns = "option|>host memory|>disk|>hits|>recompute saved|>loading|>storing|>net"
-    reasons = [
-        (one.name, show_bytes(one.stored_bytes_per_hour), show_bytes(one.loaded_bytes_per_hour), one.why)
-        for one in plan.alternatives
-    ]
-    reading = (
-        "GPU time an hour against no tier at all: what recomputing would have cost, less what loading and storing cost."
+def _budget_row(name: str, budget: Budget) -> tuple[str, ...]:
+    limit = parts.bytes_or_unknown(budget.limit_bytes)
+    if name != "gpu" and not budget.requested_bytes:
+        return (parts.TIERS[name], parts.NONE, "", "", limit, "", "", budget.why)
+    return (
+        parts.TIERS[name],
+        show_bytes(budget.requested_bytes),
+        show_bytes(budget.usable_bytes),
+        parts.bytes_or_none(budget.bytes),
+        limit,
+        show_tokens(budget.tokens),
+        show_percent(budget.hit_ratio),
+        budget.why,
     )
-    blocks = (
-        parts.table(columns, sums),
-        parts.table("option|>stored an hour|>loaded an hour|why", reasons, title="Traffic and reasons", short=()),
-    )
-    return Section(name="alternatives", heading="Alternatives", reading=reading, blocks=blocks, first=True)
-
-
-def _alternative(one: Alternative) -> Row:
-    cells = (
-        one.name if one.feasible else f"{one.name} (not feasible)",
-        show_bytes(one.host_bytes) if one.host_bytes else "none",
-        show_bytes(one.disk_bytes) if one.disk_bytes else "none",
-        show_percent(one.hit_ratio),
-        show_duration(one.saved_s_per_hour),
-        show_duration(one.load_s_per_hour),
-        show_duration(one.store_s_per_hour),
-        show_duration(one.net_s_per_hour),
-    )
-    return Row(cells=cells, strong=one.name == "recommended", tone="plain" if one.feasible else "warning")
 
 
 def _limits(plan: Plan) -> Section:
-    rows = [_limit(one) for one in plan.limits]
-    short = [row if row.tone == "bad" else replace(row, cells=(*row.cells[:-1], "")) for row in rows]
+    ranked = sorted(plan.limits, key=lambda one: (one.ok, not one.needed))  # broken first, what is not touched last
+    rows = [_limit(one) for one in ranked]
+    touched = [row for row, one in zip(rows, ranked, strict=True) if one.needed or not one.ok]
+    short = [row if row.tone == "bad" else replace(row, cells=(*row.cells[:-1], "")) for row in touched]
     broken = sum(not one.ok for one in plan.limits)
     reading = f"{parts.plural(broken, 'limit')} exceeded." if broken else "Every limit holds."
     block = parts.table("limit|>needed|>allowed|->used|holds|-?from|why", rows, short=short)
@@ -176,10 +166,10 @@ def _limits(plan: Plan) -> Section:
 
 
 def _limit(one: Limit) -> Row:
-    used = show_percent(one.needed / one.limit) if one.limit else ""
+    used = show_percent(one.needed / one.limit) if one.limit and one.needed else ""
     cells = (
         one.name,
-        show(one.needed, one.unit),
+        show(one.needed, one.unit) if one.needed else parts.NONE,
         show(one.limit, one.unit),
         used,
         "yes" if one.ok else "NO",
@@ -222,8 +212,12 @@ def _benefit(plan: Plan) -> Section:
         facts.append(
             Fact(label="sustainable requests, one replica", value=change, note="without and with the recommendation")
         )
+    if benefit.gpu_hours_per_month is not None:
+        hours = f"{benefit.gpu_hours_per_month:,.0f} a month"
+        facts.append(Fact(label="GPU hours freed", value=hours, note="all replicas together, 730 hours a month"))
     if benefit.usd_per_hour is not None:
-        facts.append(Fact(label="worth", value=f"${benefit.usd_per_hour:,.2f} an hour", note="at the prices given"))
+        worth = f"{parts.dollars(benefit.usd_per_hour)} an hour"
+        facts.append(Fact(label="worth", value=worth, note="one replica, at the prices given, memory not yet paid"))
     reading = "The size past which more memory saves no more GPU time is the one to buy."
     blocks: tuple[Block, ...] = (Facts(items=tuple(facts)), *plan_figures.benefit(plan))
     return Section(name="benefit", heading="What it gains", reading=reading, blocks=blocks)
@@ -233,7 +227,7 @@ def _break_even(plan: Plan) -> Section:
     rows = [
         Row(
             cells=(
-                _NAMES[one.tier],
+                parts.TIERS[one.tier],
                 f"{one.prefix_tokens:,}",
                 show_duration(one.recompute_s),
                 show_duration(one.load_s),
@@ -268,15 +262,15 @@ def _sensitivity(plan: Plan) -> tuple[Section, ...]:
         (
             one.what,
             one.change,
-            show_bytes(one.host_bytes) if one.host_bytes else "none",
-            show_bytes(one.disk_bytes) if one.disk_bytes else "none",
+            parts.bytes_or_none(one.host_bytes),
+            parts.bytes_or_none(one.disk_bytes),
             show_duration(one.net_s_per_hour),
         )
         for one in plan.sensitivity
     ]
     columns = "input|change|>host memory then|>disk then|>GPU time saved an hour"
     reading = f"What would flip the decision: {_flips(plan)}."
-    blocks = (plan_figures.tornado(plan), parts.table(columns, rows))
+    blocks = (*plan_figures.tornado(plan), parts.table(columns, rows))
     return (Section(name="sensitivity", heading="If an input is wrong", reading=reading, blocks=blocks),)
 
 
@@ -293,7 +287,7 @@ def _confidence(plan: Plan) -> Section:
 
 
 def _evidence(plan: Plan) -> Section:
-    rows = [(one.what, one.value, one.provenance, one.source, one.date or "") for one in plan.evidence]
+    rows = [(one.what, one.value, one.provenance, one.source, (one.date or "")[:10]) for one in plan.evidence]
     reading = "Every input to the decision, and where it came from."
     block = parts.table("what|value|?from|source|date", rows)
     return Section(name="evidence", heading="Evidence", reading=reading, blocks=(block,))

@@ -8,8 +8,9 @@ from itertools import cycle, pairwise
 
 from kvplan.documents import BreakEven, Budget, Plan
 from kvplan.page import Axis, Figure, Part, Plot, Role, Rule, Series, Stack, Swing, Tornado
-from kvplan.pages import workload_figures
-from kvplan.units import show_bytes, show_duration, show_percent
+from kvplan.pages import parts, workload_figures
+from kvplan.render.scales import brief, show
+from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 # What the planner calls the pieces of a budget; whatever it names anew takes the next colour that is left.
 _PARTS: dict[str, Role] = {
@@ -28,7 +29,6 @@ _PARTS: dict[str, Role] = {
 }
 _SPARE: tuple[Role, ...] = ("third", "recompute", "disk", "muted", "host")
 _TIERS: tuple[tuple[str, Role], ...] = (("host", "host"), ("disk", "disk"))
-_NAMES = {"host": "host memory", "disk": "disk"}
 _EDGE = 1.06  # room at both ends of the break-even chart, so that its outermost dots are whole
 
 
@@ -80,18 +80,45 @@ def reach(plan: Plan) -> dict[Role, float]:
 
 
 def hits(plan: Plan) -> tuple[Figure, ...]:
-    """The log's hit curve with the end of every tier on it."""
+    """The log's hit curve with the end of every tier, the knee and the longest time that policy allows on it."""
     workload = plan.inputs.workload.data
     if not workload.curve:
         return ()
     ends = reach(plan)
     labels = {"gpu": "GPU", "host": "+ host memory", "disk": "+ disk"}
-    marks = tuple((labels[name], tokens, name) for name, tokens in ends.items())
+    marks: list[tuple[str, float, Role]] = [(labels[name], tokens, name) for name, tokens in ends.items()]
+    knee = _knee_tokens(plan, ends)
+    if knee is not None:
+        marks.append(("knee", knee, "muted"))
+    held = None if plan.policy.ttl_s is None else workload_figures.filled_by(workload, plan.policy.ttl_s)
+    if held is not None and plan.policy.ttl_s is not None:
+        marks.append((f"full after the TTL of {show_duration(plan.policy.ttl_s)}", held, "danger"))
     last = plan.budgets.disk if "disk" in ends else plan.budgets.host if "host" in ends else plan.budgets.gpu
     alone, chosen = show_percent(plan.budgets.gpu.hit_ratio), show_percent(last.hit_ratio)
     ceiling = show_percent(workload.ceiling_hit_ratio)
     reading = f"GPU alone {alone}, with the recommendation {chosen}, an infinite cache {ceiling}."
-    return (workload_figures.hit_ratio(workload, marks, reading),)
+    if workload.optimal:
+        top = max(workload.optimal, key=lambda point: point.capacity_tokens)
+        reading += f" The best replacement policy there is would reach {show_percent(top.hit_ratio)}"
+        reading += f" in {show_tokens(top.capacity_tokens)} tokens."
+    return (workload_figures.hit_ratio(workload, tuple(marks), reading),)
+
+
+def _knee(plan: Plan) -> int | None:
+    """Bytes of the host tier at its knee, where that is another size than the one recommended."""
+    knee = next((one for one in plan.alternatives if one.name == "knee" and one.host_bytes), None)
+    return None if knee is None or knee.host_bytes == plan.budgets.host.requested_bytes else knee.host_bytes
+
+
+def _knee_tokens(plan: Plan, ends: dict[Role, float]) -> float | None:
+    """Where the knee lies on the log's curve: as far below the end of the host tier as its pool is smaller."""
+    size = _knee(plan)
+    if size is None or "host" not in ends:
+        return None
+    pool = {one.bytes: one.tokens for one in plan.curve if one.tier == "host"}
+    if size not in pool:
+        return None
+    return ends["host"] - (plan.budgets.host.tokens - pool[size]) * plan.policy.replicas
 
 
 # ------------------------------------------------------------------------------------------------- benefit
@@ -104,12 +131,15 @@ def benefit(plan: Plan) -> tuple[Figure, ...]:
     for tier, role in _TIERS:
         points = tuple(sorted((float(p.bytes), p.net_s_per_hour) for p in plan.curve if p.tier == tier))
         if points:
-            series.append(Series(name=_NAMES[tier], points=points, role=role))
+            series.append(Series(name=parts.TIERS[tier], points=points, role=role))
             if sizes[tier]:
-                label = f"recommended: {show_bytes(sizes[tier])}"
+                label = f"recommended {brief(sizes[tier], 'bytes')}"
                 rules.append(Rule(axis="x", value=float(sizes[tier]), label=label, role=role))
     if not series:
         return ()
+    knee = _knee(plan)
+    if knee is not None:
+        rules.append(Rule(axis="x", value=float(knee), label=f"knee {brief(knee, 'bytes')}", role="muted"))
     plot = Plot(
         x=Axis(title="size of the tier", unit="bytes", log=True),
         y=Axis(title="GPU time saved an hour", unit="s"),
@@ -146,10 +176,10 @@ def break_even(plan: Plan) -> tuple[Figure, ...]:
         rows = sorted((one for one in plan.break_even if one.tier == tier), key=lambda one: one.prefix_tokens)
         points = tuple((float(row.prefix_tokens), row.load_s) for row in rows)
         if points:
-            series.append(Series(name=f"load from {_NAMES[tier]}", points=points, role=role))
+            series.append(Series(name=f"load from {parts.TIERS[tier]}", points=points, role=role))
         crossing = _crossing(rows)
         if crossing is not None:
-            label = f"{_NAMES[tier]} pays from {crossing:,.0f} tokens"
+            label = f"{parts.TIERS[tier]} pays from {crossing:,.0f} tokens"
             rules.append(Rule(axis="x", value=crossing, label=label, role=role))
     time = Axis(title="time", unit="s", log=True)
     times = Plot(x=x, y=time, series=tuple(series), rules=tuple(rules), height=260)
@@ -177,7 +207,7 @@ def _crossing(rows: list[BreakEven]) -> float | None:
 def _reading(rows: Iterable[BreakEven], tier: str) -> str:
     mine = [one for one in rows if one.tier == tier]
     quicker = [one for one in mine if one.load_s < one.recompute_s]
-    loading = f"Loading from {_NAMES[tier]}"
+    loading = f"Loading from {parts.TIERS[tier]}"
     if not mine:
         return ""
     if len(quicker) == len(mine):
@@ -198,13 +228,12 @@ def intervals(plan: Plan) -> tuple[Figure, ...]:
     workload = plan.inputs.workload.data
     if not workload.reuse_intervals or not workload.span_s:
         return ()
-    new_per_s = workload.novel_tokens / workload.span_s
     labels = {"gpu": "GPU", "host": "with host memory", "disk": "with disk"}
     last = workload.reuse_intervals[-1].at_most_s
     rules = []
     for name, tokens in reach(plan).items():
-        fills = tokens / new_per_s if new_per_s else math.inf
-        if 0 < fills <= last:
+        fills = workload_figures.fill_time(workload, tokens)
+        if fills is not None and 0 < fills <= last:
             rules.append(Rule(axis="x", value=fills, label=f"{labels[name]}: {show_duration(fills)}", role=name))
     if plan.policy.ttl_s:
         label = f"TTL {show_duration(plan.policy.ttl_s)}"
@@ -215,20 +244,44 @@ def intervals(plan: Plan) -> tuple[Figure, ...]:
 # --------------------------------------------------------------------------------------------- sensitivity
 
 
-def tornado(plan: Plan) -> Figure:
-    """Benefit when one input at a time moves, the widest swing on top."""
-    base = plan.benefit.gpu_s_per_hour_saved
+def tornado(plan: Plan) -> tuple[Figure, ...]:
+    """Benefit and recommended size when one input at a time moves, the widest swing on top."""
+    saved = _swings(plan, {"net": plan.benefit.gpu_s_per_hour_saved})
+    sizes = {"host": float(plan.budgets.host.requested_bytes), "disk": float(plan.budgets.disk.requested_bytes)}
+    charts = [Tornado(title="GPU time saved an hour", unit="s", base=plan.benefit.gpu_s_per_hour_saved, swings=saved)]
+    for tier, size in sizes.items():
+        swings = _swings(plan, {tier: size})
+        if swings:
+            title = f"{parts.TIERS[tier]} recommended"
+            charts.append(Tornado(title=title, unit="bytes", base=size, swings=swings))
+    drawn = tuple(chart for chart in charts if chart.swings)
+    if not drawn:
+        return ()
+    still = sorted({one.what for one in plan.sensitivity} - {one.name for chart in drawn for one in chart.swings})
+    reading = " ".join(_widest(chart) for chart in drawn)
+    if still:
+        reading += f" Without effect: {', '.join(still)}."
+    alt = f"Tornado charts of {' and of '.join(chart.title for chart in drawn)}. {reading}"
+    return (Figure(name="sensitivity", title="One input at a time", reading=reading, alt=alt, charts=drawn),)
+
+
+def _widest(chart: Tornado) -> str:
+    top = chart.swings[0]
+    ends = [(top.low, top.low_label), (top.high, top.high_label)]
+    span = " to ".join(f"{show(value, chart.unit)} ({label})" for value, label in ends)
+    return f"{chart.title[:1].upper()}{chart.title[1:]}: {top.name} moves it most, {span}."
+
+
+def _swings(plan: Plan, of: dict[str, float]) -> tuple[Swing, ...]:
+    """What each input does to one outcome, in order of how far it moves it; those that do not move it are left out."""
+    ((field, base),) = of.items()
     tested: dict[str, list[tuple[str, float]]] = {}
     for one in plan.sensitivity:
-        tested.setdefault(one.what, []).append((one.change, one.net_s_per_hour))
+        value = {"net": one.net_s_per_hour, "host": float(one.host_bytes), "disk": float(one.disk_bytes)}[field]
+        tested.setdefault(one.what, []).append((one.change, value))
     swings = []
     for what, ends in tested.items():
         (low_label, low), (high_label, high) = ends[0], ends[-1] if len(ends) > 1 else ("as planned", base)
-        swings.append(Swing(name=what, low=low, high=high, low_label=low_label, high_label=high_label))
-    swings.sort(key=lambda swing: -max(abs(swing.low - base), abs(swing.high - base)))
-    top = swings[0]
-    span = f"{show_duration(top.low)} ({top.low_label}) to {show_duration(top.high)} ({top.high_label})"
-    reading = f"{top.name[:1].upper()}{top.name[1:]} moves it most: {span}."
-    chart = Tornado(title="GPU time saved an hour", unit="s", base=base, swings=tuple(swings))
-    alt = f"Tornado chart of GPU time saved an hour. {reading}"
-    return Figure(name="sensitivity", title="One input at a time", reading=reading, alt=alt, charts=(chart,))
+        if low != base or high != base:
+            swings.append(Swing(name=what, low=low, high=high, low_label=low_label, high_label=high_label))
+    return tuple(sorted(swings, key=lambda swing: -max(abs(swing.low - base), abs(swing.high - base))))

@@ -9,30 +9,32 @@ from dataclasses import fields
 from kvplan.documents import Plan, Policy
 from kvplan.page import Code, Row, Section
 from kvplan.pages import parts
+from kvplan.render.scales import show
 from kvplan.units import show_bytes, show_duration, show_percent, show_rate
 
 _DEFAULT = Policy()
-# Policy fields that the command line sets, with their flags; `forbid_disk` is a flag without a value.
+# Policy fields that the command line sets, with their flags; `_SWITCHES` are flags without a value.
 _FLAGS: dict[str, tuple[str, Callable[..., str]]] = {
     "engine": ("--engine", str),
+    "gpu_memory_utilization": ("--gpu-memory-utilization", "{:g}".format),
     "host_memory_bytes": ("--host-memory", "{}B".format),
     "disk_bytes": ("--disk", "{}B".format),
+    "disk_own_bytes": ("--disk-own", "{}B".format),
+    "disk_admission": ("--disk-admission", str),
     "ttl_s": ("--ttl", "{:g}s".format),
     "slo_ttft_s": ("--slo-ttft", "{:g}s".format),
+    "restart_every_s": ("--restart-every", "{:g}s".format),
     "replicas": ("--replicas", str),
     "replicas_per_host": ("--replicas-per-host", str),
     "routing": ("--routing", str),
     "share": ("--share", str),
     "growth": ("--growth", "{:g}".format),
-    "gpu_memory_utilization": ("--gpu-memory-utilization", "{:g}".format),
     "headroom_ratio": ("--headroom", "{:g}".format),
-    "restart_every_s": ("--restart-every", "{:g}s".format),
     "expansion": ("--expansion", "{:g}".format),
-    "disk_admission": ("--disk-admission", str),
-    "disk_own_bytes": ("--disk-own", "{}B".format),
-    "price_view": ("--price-view", str),
     "host_link_bytes_per_s": ("--host-link", "{:.0f}B/s".format),
+    "price_view": ("--price-view", str),
 }
+_SWITCHES = {"forbid_disk": "--forbid-disk", "allow_flagged_links": "--allow-flagged-links"}
 _SHORT = {"gpu": "GPU", "ttl": "TTL", "slo": "SLO", "ttft": "TTFT"}
 _UNITS: dict[str, Callable[[float], str]] = {
     "_bytes_per_s": show_rate,
@@ -57,6 +59,9 @@ def inputs(plan: Plan) -> Section:
         rows.append(("probe", machine, f"{host.system}, kernel {host.kernel}", given.probe.created))
     if given.gpu is not None:
         rows.append(("GPU", given.gpu.name, given.gpu.source, given.gpu.date))
+    if given.prices is not None:
+        price = f"GPU {show(given.prices.gpu_usd_per_hour, 'usd')} an hour"
+        rows.append(("prices", price, given.prices.source, given.prices.date))
     blocks = (
         parts.table("document|what|identity|date", rows),
         parts.table("policy|value|?from", [_line(plan.policy, one.name) for one in fields(Policy)], title="Policy"),
@@ -80,6 +85,8 @@ def _value(value: object, unit: str) -> str:
             return "yes" if value else "no"
         case int() | float():
             return _UNITS[unit](value) if unit else f"{value:g}"
+        case tuple():
+            return ", ".join(f"{one.name} {show_bytes(one.bytes)}" for one in value) or "none"
         case _:
             return str(value)
 
@@ -91,12 +98,14 @@ def policy_flags(policy: Policy) -> list[str]:
         value = getattr(policy, name)
         if name == "engine" or value != getattr(_DEFAULT, name):
             flags += [flag, text(value)]
-    return [*flags, "--forbid-disk"] if policy.forbid_disk else flags
+    for part in policy.reserves:
+        flags += ["--reserve", f"{part.name}={part.bytes}B"]
+    return flags + [flag for name, flag in _SWITCHES.items() if getattr(policy, name)]
 
 
 def unflagged(policy: Policy) -> list[str]:
     """Policy fields that are not at their default and that no flag sets."""
-    flagged = {*_FLAGS, "forbid_disk"}
+    flagged = {*_FLAGS, *_SWITCHES, "reserves"}
     names = (one.name for one in fields(Policy) if one.name not in flagged)
     return [name for name in names if getattr(policy, name) != getattr(_DEFAULT, name)]
 
@@ -106,7 +115,11 @@ def reproduce(plan: Plan) -> Section:
     given = plan.inputs
     documents = ["estimate.json", "workload.json"] + (["probe.json"] if given.probe is not None else [])
     gpu = ["--gpu", given.gpu.name] if given.gpu is not None else []
-    command = shlex.join(["kvplan", "plan", *documents, *gpu, *policy_flags(plan.policy), "-o", "plan.json"])
+    prices = ["--prices", "prices.toml"] if given.prices is not None else []
+    more = [*gpu, *policy_flags(plan.policy), *prices]
+    for line in plan.what_if[1:]:
+        more += ["--what-if", line.change]
+    command = shlex.join(["kvplan", "plan", *documents, *more, "-o", "plan.json"])
     reading = "From the documents that this plan embeds, saved under these names: the same input gives the same plan."
     other = [name.replace("_", " ") for name in unflagged(plan.policy)]
     if other:

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from kvplan.documents import CurvePoint, Interval, PrefixClass, Workload
-from kvplan.page import Axis, Bins, Figure, Plot, Role, Rule, Series
+from kvplan.page import Axis, Bins, Figure, Marks, Plot, Role, Rule, Series
 from kvplan.pages import parts
+from kvplan.render.scales import ROUND_TIMES
 from kvplan.units import show_duration, show_percent, show_tokens
 
+_MOST_MARKS = 8
 _NEARLY = 0.9  # a cache that catches this share of what any cache could catch is called nearly all
 
 
@@ -46,6 +48,7 @@ def hit_ratio(workload: Workload, ends: tuple[tuple[str, float, Role], ...] = ()
         y=Axis(title="hit ratio (share of input tokens)", unit="ratio"),
         series=tuple(series),
         rules=tuple(rules),
+        above=_fills(workload, span),
         height=280,
     )
     first, last = workload.curve[0], workload.curve[-1]
@@ -61,6 +64,38 @@ def hit_ratio(workload: Workload, ends: tuple[tuple[str, float, Role], ...] = ()
         charts=(plot,),
         plot=True,
     )
+
+
+def filled_by(workload: Workload, time_s: float) -> float | None:
+    """Tokens of the cache that is full after `time_s` of the log, between points of its curve; None beyond them."""
+    return _between([(time, tokens) for tokens, time in _fill_times(workload)], time_s)
+
+
+def fill_time(workload: Workload, tokens: float) -> float | None:
+    """Seconds in which what a cache of `tokens` tokens has to compute fills it; None where the log does not say."""
+    return _between(_fill_times(workload), tokens)
+
+
+def _fill_times(workload: Workload) -> list[tuple[float, float]]:
+    points = sorted((float(one.capacity_tokens), one.fill_time_s) for one in workload.curve if one.fill_time_s)
+    return [(0.0, 0.0), *points] if points else []
+
+
+def _between(points: list[tuple[float, float]], wanted: float) -> float | None:
+    for (x1, y1), (x2, y2) in pairwise(points):
+        if x1 <= wanted <= x2:
+            return y1 + (y2 - y1) * ((wanted - x1) / (x2 - x1) if x2 > x1 else 0.0)
+    return None
+
+
+def _fills(workload: Workload, span: tuple[float, float] | None) -> Marks | None:
+    """The capacities of a curve read as the time in which a cache of that size fills."""
+    low, high = span or (0.0, float("inf"))
+    found = [(filled_by(workload, time), name) for time, name in ROUND_TIMES]
+    marks = [(tokens, name) for tokens, name in found if tokens is not None and max(low, 1.0) <= tokens <= high]
+    if len(marks) < 2:
+        return None
+    return Marks(title="full after", marks=tuple(marks[:: -(-len(marks) // _MOST_MARKS)]))
 
 
 def rising(curve: tuple[CurvePoint, ...], marked: Sequence[float] = ()) -> tuple[float, float] | None:

@@ -291,6 +291,8 @@ def _numbers(chart: Chart) -> str:
                 )
                 for rule in chart.rules
             ]
+            if chart.above is not None:
+                rows += [(chart.above.title, show(x, chart.x.unit), text) for x, text in chart.above.marks]
             heads = ("what", chart.x.title, chart.y.title)
         case Stack():
             rows = [(chart.title, part.name, show(part.value, chart.unit)) for part in chart.parts]

@@ -28,6 +28,16 @@ _SECONDS = (
     3e6,
     3e7,
 )
+ROUND_TIMES = tuple(
+    (number * unit, f"{number} {name}")
+    for unit, name, numbers in (
+        (1.0, "s", (1, 2, 5, 10, 20, 30)),
+        (60.0, "min", (1, 2, 5, 10, 20, 30)),
+        (3600.0, "h", (1, 2, 6, 12)),
+        (86400.0, "d", (1, 2, 7, 30, 365)),
+    )
+    for number in numbers
+)
 _LOG_NAMES = {60.0: "1 min", 3600.0: "1 h", 86400.0: "1 d", 3e6: "5 w", 3e7: "1 y"}
 
 
@@ -50,6 +60,15 @@ def show(value: float, unit: Unit) -> str:
             return f"{value:,.3g}/s"
         case "count":
             return f"{value:,.0f}" if value == round(value) else f"{value:,.4g}"
+        case "usd":
+            return _dollars(value)
+
+
+def _dollars(amount: float) -> str:
+    """'$1,234.50', '$0.0203', '-$0.10': cents, or three digits where cents would hide them."""
+    size = abs(amount)
+    digits = f"{size:,.2f}" if size >= 1 or size == 0 else f"{size:.3g}" if size >= 1e-4 else f"{size:.1e}"
+    return f"{'-' if amount < 0 else ''}${digits}"
 
 
 def brief(value: float, unit: Unit) -> str:
@@ -137,7 +156,7 @@ def domain(values: Iterable[float], axis: Axis) -> tuple[float, float]:
     low, high = min(kept), max(kept)
     if axis.log:
         return (low, high) if high > low else (low / 2, high * 2)
-    return min(0.0, low), (high * 1.05 if high > 0 else 1.0)
+    return min(0.0, low), (high * 1.05 if high > 0 else 0.0 if low < 0 else 1.0)
 
 
 def visible(points: Iterable[tuple[float, float]], plot: Plot) -> list[tuple[float, float]]:
