@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reuse import logs, make, paths_of
 
-from kvplan import buckets, files, reuse
+from kvplan import bucket_files, buckets, files, ray_profile, reuse
 from kvplan.documents import Requests
+from kvplan.errors import KvplanError
 from kvplan.logs import read
 from kvplan.workload import profile
 
@@ -71,3 +72,64 @@ def test_buckets_share_the_blocks_of_a_path_evenly() -> None:
         buckets.bucket_of(np.array([-1, 2**63 - 1]), 4).tolist()
         == buckets.bucket_of(np.array([-1, 2**63 - 1]), 4).tolist()
     )
+
+
+# ------------------------------------------------------------------------------------------- files and engines
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> tuple[Path, Requests]:
+    """A generated log as Parquet: 3,000 requests of some conversations, 40 to a bucket of the row groups."""
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: buckets in files were not tested")
+    random = np.random.default_rng(7)
+    numbers: dict[tuple[int, ...], int] = {}
+    histories: list[list[int]] = [[0] for _ in range(60)]
+    paths = []
+    for _ in range(3000):
+        history = histories[random.integers(60)]
+        history.append(int(random.integers(3)))
+        paths.append([numbers.setdefault(tuple(history[: i + 1]), len(numbers)) for i in range(len(history))])
+        if len(history) > 30:
+            history[:] = [0]
+    table = pd.DataFrame({"timestamp": np.arange(3000.0), "input_length": [4 * len(path) for path in paths]})
+    table["hash_ids"] = paths
+    table.to_parquet(tmp_path / "log.parquet", row_group_size=1000)
+    return tmp_path / "log.parquet", make(paths, [4 * len(path) for path in paths])
+
+
+def test_files_of_buckets_are_taken_up_again(log: tuple[Path, Requests], tmp_path: Path) -> None:
+    path, requests = log
+    folder = tmp_path / "buckets"
+    bucket_files.split(path, folder, 3)
+    kept = bucket_files.profile_one(folder / "references-0001.parquet")
+    before = kept.stat().st_mtime_ns
+    bucket_files.split(path, folder, 3)
+    merged = bucket_files.profile_all(folder, 2)
+    assert kept.stat().st_mtime_ns == before
+    assert merged.unique == reuse.unique_blocks(requests)
+    assert same(buckets.runs(merged, bucket_files.blocks_a_request(folder)), reuse.find_runs(requests))
+    with pytest.raises(KvplanError, match=r"holds the split of log\.parquet in 3: name another folder"):
+        bucket_files.split(path, folder, 4)
+
+
+def test_files_that_cannot_be_bucketed_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: buckets in files were not tested")
+    late = pd.DataFrame({"timestamp": [2.0, 1.0], "hash_ids": [[0], [0]]})
+    late.to_parquet(tmp_path / "late.parquet")
+    with pytest.raises(KvplanError, match="not in order of time"):
+        bucket_files.split(tmp_path / "late.parquet", tmp_path / "b", 2)
+    with pytest.raises(KvplanError, match="no finished split"):
+        bucket_files.profile_all(tmp_path / "b", 1)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_local_ray_cluster_gives_the_same_runs(log: tuple[Path, Requests]) -> None:
+    ray = pytest.importorskip("ray", reason="Ray is not installed: buckets on a local cluster were not tested")
+    path, requests = log
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        numbered = pd.read_parquet(path).assign(request=range(len(requests.input_tokens)))
+        merged = ray_profile.histogram(ray.data.from_pandas(numbered[["request", "hash_ids"]]), 4)
+    finally:
+        ray.shutdown()
+    assert same(buckets.runs(merged, np.diff(requests.offsets)), reuse.find_runs(requests))
