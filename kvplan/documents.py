@@ -245,7 +245,8 @@ class EstimateOptions:
 
     `kv_memory_bytes` is what is left for the cache on each rank; else it follows from the GPU. `utilization` is the
     engine's own memory fraction in its own meaning. `encoder_tokens` is the length of the encoder's input where the
-    model sets no fixed one.
+    model sets no fixed one. `kv_skip_layers` layers, half of them at each end, keep the model's dtype. The last
+    `draft_layers` entries of the model's order are a draft's, which speculative decoding adds.
     """
 
     engine: str = "none"
@@ -265,6 +266,8 @@ class EstimateOptions:
     async_scheduling: bool = True
     prefix_caching: bool = True
     encoder_tokens: Tokens | None = None
+    kv_skip_layers: Count | None = None
+    draft_layers: Count = 0
     llama_cpp: LlamaCppOptions = field(default_factory=LlamaCppOptions)
 
 
@@ -337,8 +340,25 @@ class GpuMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageKind:
+    """Layers of one rank whose pages are alike: `page_bytes` for a block of `block_tokens` tokens of one layer."""
+
+    kind: LayerKind
+    layers: Count
+    block_tokens: Tokens
+    page_bytes: Bytes
+    window_tokens: Tokens | None = None
+
+
+EngineValue: TypeAlias = int | float | str | None | tuple[PageKind, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one token and one sequence cost in bytes, in the engine that will hold them."""
+    """What one token and one sequence cost in bytes, in the engine that will hold them.
+
+    `engine_view` holds that engine's own figures under its own names, `engine_version` the version whose rules apply.
+    """
 
     model: ModelRef
     engine: str
@@ -350,7 +370,8 @@ class Estimate:
     weights: Weights | None = None
     memory: GpuMemory | None = None
     compute: Compute | None = None
-    engine_view: Mapping[str, int | float | str | None] = field(default_factory=dict)
+    engine_view: Mapping[str, EngineValue] = field(default_factory=dict)
+    engine_version: str = ""
     findings: tuple[Finding, ...] = ()
 
 
@@ -648,14 +669,29 @@ class Arrivals:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampledPoint:
+    """Block and token hit ratios of an LRU cache, estimated, with the standard error of the block hit ratio."""
+
+    capacity_blocks: Count
+    block_hit_ratio: Ratio
+    token_hit_ratio: Ratio
+    standard_error_ratio: Ratio
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How a sampled curve was made, and its error: the standard error over independent samples, the worst point."""
+    """A curve from a sample of the blocks: the hottest ones all, one in 1 / `rate` of the others.
+
+    The error is measured: the sample is split into `samples` that share no block but the hot ones, and each gives a
+    curve of its own.
+    """
 
     rate: Ratio
     samples: Count
     hot_blocks: Count
+    block_references: Count
     sampled_references: Count
-    worst_standard_error_ratio: Ratio
+    points: tuple[SampledPoint, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -720,7 +756,6 @@ class Workload:
     warm_curve: tuple[Hits, ...] = ()
     optimal: tuple[CurvePoint, ...] = ()
     policies: tuple[PolicyCurve, ...] = ()
-    sampling: Sampling | None = None
     reuse_intervals: tuple[Interval, ...] = ()
     reused_prefix_lengths: tuple[PrefixClass, ...] = ()
     working_set: tuple[WorkingSet, ...] = ()

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from kvplan.documents import Concurrency, Estimate, EstimateOptions, Finding, GpuMemory, Model, Weights
-from kvplan.engines.layout import Layout, engine
+from kvplan.engines.layout import Layout, engine, version
 from kvplan.engines.profiles import profile
 from kvplan.errors import LimitError, UsageError
 from kvplan.units import GiB, show_bytes
@@ -38,6 +38,7 @@ def estimate(model: Model, options: EstimateOptions) -> Estimate:
         memory=memory,
         compute=model.compute,
         engine_view=layout.view(memory.kv_bytes if memory else None, context),
+        engine_version=version(options.engine),
         findings=(*model.findings, *layout.findings, *notes),
     )
 

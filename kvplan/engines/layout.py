@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Protocol
@@ -17,6 +17,7 @@ from typing import Protocol
 from kvplan.documents import (
     BytesAt,
     CacheGroup,
+    EngineValue,
     EstimateOptions,
     Finding,
     KvCost,
@@ -24,6 +25,14 @@ from kvplan.documents import (
     LayerKind,
     Model,
     StateTensor,
+)
+from kvplan.engines.slots import (
+    COMPRESSED_SLOT,
+    COMPRESSED_WIDTH,
+    FORMATS,
+    INDEX_SCALE_GROUP,
+    LATENT_SLOTS,
+    LATENT_WIDTHS,
 )
 from kvplan.errors import KvplanError
 
@@ -87,7 +96,7 @@ class Layout(Protocol):
         """Cached tokens that `kv_bytes` on the fullest rank hold, in sequences of `tokens` tokens."""
         ...
 
-    def view(self, kv_bytes: int | None, tokens: int | None) -> Mapping[str, int | float | str | None]:
+    def view(self, kv_bytes: int | None, tokens: int | None) -> Mapping[str, EngineValue]:
         """What the engine itself would print, for a budget and a context length where they are known."""
         ...
 
@@ -113,15 +122,23 @@ def engine(name: str) -> Engine:
     return found
 
 
-def resolve_dtype(model: Model, options: EstimateOptions) -> str:
-    """The KV dtype asked for, or with "auto" the checkpoint's own scheme, else the model's dtype."""
+def version(name: str) -> str:
+    """The version of an engine whose rules its module has; "" without an engine."""
+    return str(getattr(importlib.import_module(MODULES[name]), "VERSION", ""))
+
+
+def resolve_dtype(model: Model, options: EstimateOptions, known: Collection[str] = ELEMENT_BITS) -> str:
+    """The KV dtype asked for, or with "auto" the checkpoint's own scheme, else the model's dtype.
+
+    Raises KvplanError with the names `known` to the engine for any other.
+    """
     asked = options.kv_dtype.lower()
     if asked == "auto":
         return model.kv_dtype or model.dtype
     name = SPELLINGS.get(asked, asked)
-    if name not in ELEMENT_BITS:
-        known = ", ".join(["auto", *ELEMENT_BITS, *SPELLINGS])
-        raise KvplanError(f"engine {options.engine} has no KV dtype {options.kv_dtype!r} (known: {known})")
+    if name not in known:
+        names = ", ".join(["auto", *known, *SPELLINGS])
+        raise KvplanError(f"engine {options.engine} has no KV dtype {options.kv_dtype!r} (known: {names})")
     return name
 
 
@@ -142,16 +159,36 @@ def grouped(model: Model) -> tuple[Group, ...]:
     return tuple(Group(cache, layers) for cache, layers in found.items())
 
 
-def entry_bits(cache: LayerCache, dtype: str, heads: int | None = None) -> int:
-    """Bits of one entry: the slot that the architecture fixes, else heads x (K width + V width) elements."""
+def entry_bytes(cache: LayerCache, dtype: str, heads: int | None = None) -> Fraction:
+    """Bytes of one entry in a slot format: K and V of every head, scales and padding of the format included.
+
+    A slot that the architecture itself fixes wins over the format. Raises KvplanError where the format has none.
+    """
     if cache.slot_bytes is not None:
-        return cache.slot_bytes * 8
-    return (cache.heads if heads is None else heads) * (cache.k_dim + cache.v_dim) * ELEMENT_BITS[dtype]
+        return Fraction(cache.slot_bytes)
+    if not cache.k_dim:
+        return Fraction(0)
+    if dtype in LATENT_SLOTS:
+        return Fraction(_packed_latent(cache, dtype))
+    return (cache.heads if heads is None else heads) * FORMATS[dtype](cache.k_dim, cache.v_dim)
+
+
+def _packed_latent(cache: LayerCache, dtype: str) -> int:
+    """The one opaque slot of a latent. DeepSeek-V4 keeps its index keys beside it in fp8 with their scales."""
+    if cache.kind == "indexer":
+        return cache.k_dim + 4 * -(-cache.k_dim // INDEX_SCALE_GROUP)
+    if (cache.k_dim, cache.rope_dim) == LATENT_WIDTHS:
+        return LATENT_SLOTS[dtype]
+    if cache.k_dim == COMPRESSED_WIDTH and not cache.v_dim and dtype == "fp8_ds_mla":
+        return COMPRESSED_SLOT
+    raise KvplanError(
+        f"KV dtype {dtype} is a slot for latents of 512 and a rotary key of 64, which these layers are not"
+    )
 
 
 def bytes_per_token(cache: LayerCache, dtype: str, heads: int | None = None) -> Fraction:
     """Growth per cached token of one layer, exact: compressed caches add an entry every few tokens."""
-    return Fraction(entry_bits(cache, dtype, heads), 8 * cache.tokens_per_entry)
+    return entry_bytes(cache, dtype, heads) / cache.tokens_per_entry
 
 
 def state_bytes(tensor: StateTensor, dtype: str, tp: int = 1, undecided: str = "fp32") -> int:
@@ -199,8 +236,10 @@ def describe(group: Group, dtype: str) -> str:
     """The arithmetic of one group in words: '32 layers x 8 heads x (128 + 128) x 2 B'."""
     cache = group.cache
     parts = [f"{group.layers} layers"]
-    if cache.slot_bytes is not None:
-        parts.append(f"{cache.slot_bytes} B")
+    if cache.slot_bytes is not None or (dtype in LATENT_SLOTS and cache.k_dim):
+        parts.append(f"{entry_bytes(cache, dtype)} B")
+    elif cache.k_dim and dtype not in ELEMENT_BITS:
+        parts += [f"{cache.heads} heads", f"{FORMATS[dtype](cache.k_dim, cache.v_dim)} B"]
     elif cache.k_dim:
         width = f"({cache.k_dim} + {cache.v_dim})" if cache.v_dim else f"{cache.k_dim}"
         parts += [f"{cache.heads} heads"] * bool(cache.v_dim) + [width, f"{ELEMENT_BITS[dtype] // 8} B"]

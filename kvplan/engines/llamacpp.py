@@ -12,7 +12,17 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 
-from kvplan.documents import BytesAt, CacheGroup, EstimateOptions, Finding, KvCost, Layer, LayerCache, Model
+from kvplan.documents import (
+    BytesAt,
+    CacheGroup,
+    EngineValue,
+    EstimateOptions,
+    Finding,
+    KvCost,
+    Layer,
+    LayerCache,
+    Model,
+)
 from kvplan.engines.layout import Group, grouped, is_windowed, shares, stages, whole
 from kvplan.engines.slots import GGML, ggml_row, ggml_type
 from kvplan.errors import KvplanError
@@ -184,14 +194,14 @@ class LlamaCppLayout:
         """Tokens of such slots."""
         return int(self.sequences_held(kv_bytes, tokens) * tokens)
 
-    def view(self, kv_bytes: int | None, tokens: int | None) -> Mapping[str, int | float | str | None]:
+    def view(self, kv_bytes: int | None, tokens: int | None) -> Mapping[str, EngineValue]:
         """The sizes that llama.cpp logs when it makes the context asked for."""
         asked = self.options.llama_cpp
         total = asked.ctx_size or (tokens or 0) * asked.slots
         if not total:
             return {"type_k": self.type_k, "type_v": self.type_v}
         context = self._context(total, asked.slots)
-        found: dict[str, int | float | str | None] = {
+        found: dict[str, EngineValue] = {
             "type_k": self.type_k,
             "type_v": self.type_v,
             "n_ctx": context.cells * context.streams,

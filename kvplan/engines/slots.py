@@ -60,7 +60,9 @@ LATENT_SLOTS: Mapping[str, int] = {
     "nvfp4_ds_mla": 352,  # 256 B of fp4, 32 fp8 scales, 64 fp8
     "nvfp4_ds_mla_432": 432,  # builds that keep the rotary key in bf16: 256 B of fp4, 32 scales, 16 padding, 128
 }
-LATENT_WIDTHS = (576, 64)
+LATENT_WIDTHS = (576, 64)  # of a latent, and of the rotary key in it
+COMPRESSED_WIDTH = 512
+INDEX_SCALE_GROUP = 128  # an index key in fp8 has one fp32 scale for 128 elements
 COMPRESSED_SLOT = 584  # DeepSeek-V4's latent of 512 in fp8_ds_mla: 448 fp8, 64 bf16, 7 scales and 1 padding
 
 # ggml's types: elements of a block, and its bytes.

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from kvplan.documents import CacheGroup, Document, Estimate, GpuMemory
-from kvplan.page import Axis, Block, Fact, Facts, Figure, Page, Part, Plot, Role, Row, Rule, Section, Series, Stack
+from kvplan.documents import CacheGroup, Document, Estimate, GpuMemory, PageKind
+from kvplan.page import (
+    Axis,
+    Block,
+    Fact,
+    Facts,
+    Figure,
+    Page,
+    Part,
+    Plot,
+    Role,
+    Row,
+    Rule,
+    Section,
+    Series,
+    Stack,
+    Table,
+)
 from kvplan.pages import parts
 from kvplan.units import show_bytes, show_exact, show_tokens
 
@@ -25,7 +41,7 @@ def page(document: Document[Estimate]) -> Page:
     )
     return Page(
         kind=document.kind,
-        title=f"KV cache of {estimate.model.id}",
+        title=f"KV cache of {parts.model_name(estimate.model)}",
         lead=_lead(estimate),
         origin=parts.origin(document),
         sections=sections,
@@ -199,12 +215,34 @@ def _growth(estimate: Estimate) -> Section:
 def _engine_view(estimate: Estimate) -> tuple[Section, ...]:
     if not estimate.engine_view:
         return ()
-    rows = [(name, parts.UNKNOWN if value is None else _plain(value)) for name, value in estimate.engine_view.items()]
-    reading = f"The figures that {estimate.engine} itself would print or take, under its own names."
-    block = parts.table("`name|>value", rows)
+    plain = {name: value for name, value in estimate.engine_view.items() if not isinstance(value, tuple)}
+    rows = [(name, parts.UNKNOWN if value is None else _plain(value)) for name, value in plain.items()]
+    version = f" {estimate.engine_version}" if estimate.engine_version else ""
+    reading = f"The figures that {estimate.engine} itself would print or take, under its own names"
+    reading += f", by the rules of{version}." if version else "."
+    blocks: list[Block] = [parts.table("`name|>value", rows)]
+    for name, value in estimate.engine_view.items():
+        if isinstance(value, tuple):
+            blocks.append(_pages(name, value))
     return (
-        Section(name="engine", heading=f"As {estimate.engine} says it", reading=reading, blocks=(block,), first=True),
+        Section(
+            name="engine", heading=f"As {estimate.engine} says it", reading=reading, blocks=tuple(blocks), first=True
+        ),
     )
+
+
+def _pages(name: str, kinds: tuple[PageKind, ...]) -> Table:
+    rows = [
+        (
+            kind.kind,
+            f"{kind.layers}",
+            "" if kind.window_tokens is None else f"{kind.window_tokens:,}",
+            f"{kind.block_tokens:,}",
+            show_exact(kind.page_bytes),
+        )
+        for kind in kinds
+    ]
+    return parts.table("layers|>how many|>window|>tokens a block|>a page of one layer", rows, title=name.capitalize())
 
 
 def _plain(value: int | float | str) -> str:
