@@ -28,6 +28,7 @@ from kvplan.units import show_duration, show_percent
 Ints: TypeAlias = NDArray[np.int64]
 
 _TIES_WORTH_SAYING = 0.1
+_MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +74,7 @@ def read(
     for path in paths:
         lines = Lines(path, skip_bad - sum(file.lines.skipped for file in files), progress)
         with contextlib.closing(lines):
+            _open(lines)
             family = _named(format) if format else _detected(lines, options)
             rows = family.read(lines, options)
         if not rows.line.size:
@@ -89,6 +91,15 @@ def _named(name: str) -> Family:
     raise UsageError(f"--format {name}: unknown (known: {', '.join(family.name for family in FAMILIES)})")
 
 
+def _open(lines: Lines) -> None:
+    """Take a file that is one JSON document, an array or an object over many lines, as such."""
+    if lines.magic() == parquet.MAGIC:
+        return
+    first = lines.peek(1)
+    if first and first[0][1].lstrip()[:1] in b"{[" and not _is_object(first[0][1]):
+        lines.read_as_document()
+
+
 def _detected(lines: Lines, options: Options) -> Family:
     if lines.magic() == parquet.MAGIC:
         return _named("parquet")
@@ -97,25 +108,26 @@ def _detected(lines: Lines, options: Options) -> Family:
         names = delimited.header(first[0][1])
         if names and delimited.detect(names, options):
             return _named("csv")
-        if first[0][1].lstrip()[:1] in b"{[":
-            lines.read_as_document()
     problem = None
+    rows: list[tuple[int, dict[str, Any]]] = []
     for number, line in lines.peek(20):
         try:
             row: Any = msgspec.json.decode(line)
         except (ValueError, RecursionError) as error:
             problem = problem or f"line {number}: {malformed(error)}"
             continue
-        if not isinstance(row, dict):
+        if isinstance(row, dict):
+            rows.append((number, row))
+        else:
             problem = problem or f"line {number} is no JSON object"
-            continue
-        for family in FAMILIES:
-            if family.detect and family.detect(row):
-                return family
-        keys = ", ".join(sorted(map(str, row))[:8]) or "none"
-        known = "; ".join(f"{family.name}: {family.looks}" for family in FAMILIES)
-        raise KvplanError(f"{lines.where(number)}: not a known log format: has the keys {keys} (known: {known})")
-    raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem or 'nothing in it'}")
+    if not rows:
+        raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem or 'nothing in it'}")
+    for family in FAMILIES:
+        if family.detect and any(family.detect(row) for _, row in rows):
+            return family
+    keys = ", ".join(sorted(map(str, rows[0][1]))[:8]) or "none"
+    known = "; ".join(f"{family.name}: {family.looks}" for family in FAMILIES)
+    raise KvplanError(f"{lines.where(rows[0][0])}: not a known log format: has the keys {keys} (known: {known})")
 
 
 def _is_object(line: bytes) -> bool:
@@ -126,7 +138,7 @@ def _is_object(line: bytes) -> bool:
 
 
 def _table(files: list[_File], tenant_by: str | None) -> Requests:
-    findings = [finding for file in files for finding in _about(file)]
+    findings = _about(files)
     findings += _compatible(files)
     rows = joined([file.rows for file in files])
     order = _order(files, rows.time_s, findings)
@@ -170,14 +182,24 @@ def _source(file: _File) -> LogSource:
     )
 
 
-def _about(file: _File) -> list[Finding]:
-    name = Path(file.lines.name).name
-    how = "detected from its content" if file.detected else "as told"
-    text = f"{name}: {file.rows.line.size:,} requests, format {file.format} ({how})."
-    findings = [Finding(severity="info", code="log-format", text=text), *file.rows.findings]
-    if file.lines.skipped:
-        text = f"{name}: {file.lines.skipped} unusable lines were left out; the first: {file.lines.first_bad}."
-        findings.append(Finding(severity="warning", code="bad-lines", text=text))
+def _about(files: list[_File]) -> list[Finding]:
+    """How the files were read, and what their readers found; the same finding of several files once."""
+    findings: list[Finding] = []
+    for file in files[:_MOST_NAMED]:
+        name = Path(file.lines.name).name
+        how = "detected from its content" if file.detected else "as told"
+        text = f"{name}: {file.rows.line.size:,} requests, format {file.format} ({how})."
+        findings.append(Finding(severity="info", code="log-format", text=text))
+    if rest := files[_MOST_NAMED:]:
+        requests = sum(file.rows.line.size for file in rest)
+        text = f"{len(rest):,} more files: {requests:,} requests, format {rest[0].format}."
+        findings.append(Finding(severity="info", code="log-format", text=text))
+    findings += dict.fromkeys(finding for file in files for finding in file.rows.findings)
+    for file in files:
+        if file.lines.skipped:
+            name = Path(file.lines.name).name
+            text = f"{name}: {file.lines.skipped} unusable lines were left out; the first: {file.lines.first_bad}."
+            findings.append(Finding(severity="warning", code="bad-lines", text=text))
     return findings
 
 
@@ -191,9 +213,11 @@ def _compatible(files: list[_File]) -> list[Finding]:
             )
         if np.isnan(file.rows.time_s).any() != np.isnan(first.rows.time_s).any():
             raise KvplanError(f"{file.lines.name} and {first.lines.name}: only one has time stamps: read them apart")
-    if len(files) == 1:
+    if len(files) == 1 or not first.rows.hashed:
         return []
     text = f"The block ids of the {len(files)} files were taken as one set: equal ids are equal blocks."
+    if any(file.rows.local for file in files):
+        text = f"The block ids of the {len(files)} files were kept apart: they are local to each."
     return [Finding(severity="info", code="shared-ids", text=text)]
 
 

@@ -6,7 +6,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvplan.formats import chat, delimited, mooncake, parquet
+from kvplan.formats import (
+    agentic,
+    bailian,
+    chat,
+    delimited,
+    dynamo,
+    kvevents,
+    lmcache,
+    mooncake,
+    parquet,
+    sessions,
+    weka,
+)
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows
 
@@ -26,10 +38,58 @@ class Family:
 
 FAMILIES = (
     Family(
+        name="agentic-mooncake",
+        looks="a header line with schema dynamo.agentic_mooncake, or lines with hash_ids and wait_for",
+        detect=agentic.detect,
+        read=agentic.read,
+    ),
+    Family(
+        name="bailian",
+        looks="lines with chat_id, timestamp, input_length, hash_ids",
+        detect=bailian.detect,
+        read=bailian.read,
+    ),
+    Family(
+        name="mooncake-sessions",
+        looks="lines with session_id, delay, input_length, hash_ids",
+        detect=sessions.detect,
+        read=sessions.read,
+    ),
+    Family(
+        name="mooncake-delta",
+        looks="the same, each line with what its turn adds",
+        detect=None,
+        read=sessions.read_deltas,
+    ),
+    Family(
         name="mooncake",
         looks="lines with timestamp, input_length, output_length, hash_ids",
         detect=mooncake.detect,
         read=mooncake.read,
+    ),
+    Family(
+        name="weka",
+        looks="a session an object, with block_size and requests",
+        detect=weka.detect,
+        read=weka.read,
+    ),
+    Family(
+        name="lmcache",
+        looks="lines with chunk_hashes and seq_len",
+        detect=lmcache.detect,
+        read=lmcache.read,
+    ),
+    Family(
+        name="dynamo",
+        looks="lines with schema dynamo.request.trace.v1",
+        detect=dynamo.detect,
+        read=dynamo.read,
+    ),
+    Family(
+        name="kv-events",
+        looks="lines with events of type BlockStored",
+        detect=kvevents.detect,
+        read=kvevents.read,
     ),
     Family(
         name="parquet",

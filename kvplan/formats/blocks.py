@@ -43,6 +43,17 @@ def _contradictions(least: Ints, most: Ints) -> NDArray[np.bool_]:
     return bad
 
 
+def _form(bounds: dict[str, tuple[Ints, Ints]], given: int | None) -> tuple[str, NDArray[np.bool_]]:
+    """Whether the log rounds up or down, as fewer rows contradict it, and the rows that do."""
+    bad: dict[str, NDArray[np.bool_]] = {}
+    for form, (low, high) in bounds.items():
+        bad[form] = _contradictions(low, high) if given is None else (low > given) | (high < given)
+        if not bad[form].any():
+            break
+    form = min(bad, key=lambda form: int(bad[form].sum()))
+    return form, bad[form]
+
+
 def block_size(
     lines: Lines, line: Ints, tokens: Ints, count: Ints, given: int | None, said: str = "as given"
 ) -> tuple[NDArray[np.bool_], int, Finding]:
@@ -53,15 +64,11 @@ def block_size(
     several sizes fit and, through `lines`, for a row that none fits.
     """
     bounds = {"ceil": _ceil_bounds(tokens, count), "floor": _floor_bounds(tokens, count)}
-    if given is not None:
-        bad = {form: (low > given) | (high < given) for form, (low, high) in bounds.items()}
-    else:
-        bad = {form: _contradictions(low, high) for form, (low, high) in bounds.items()}
-    form = "ceil" if bad["ceil"].sum() <= bad["floor"].sum() else "floor"
-    for row in np.flatnonzero(bad[form]):
+    form, bad = _form(bounds, given)
+    for row in np.flatnonzero(bad):
         size = f"block size {given}" if given else "any block size that fits the rows before"
         lines.bad(int(line[row]), f"{tokens[row]} tokens in {count[row]} hash_ids do not fit {size}")
-    keep = ~bad[form]
+    keep = ~bad
     least, most = (bound[keep] for bound in bounds[form])
     low, high = int(least.max(initial=1)), int(most.min(initial=_NO_LIMIT))
     if given is None and low != high:

@@ -24,7 +24,7 @@ def read(lines: Lines, options: Options) -> Rows:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise KvplanError(f"{lines.name}: reading Parquet needs pyarrow: pip install 'kvplan[parquet]'") from None
+        raise KvplanError(f"{lines.name}: reading Parquet needs pyarrow: pip install 'kvplan[logs]'") from None
     try:
         with lines.whole() as stream, parquet.ParquetFile(stream) as file:
             schema = file.schema_arrow

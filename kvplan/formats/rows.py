@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,6 +16,9 @@ from kvplan.formats import compiled
 from kvplan.progress import Progress, silent
 
 Keys: TypeAlias = NDArray[np.integer[Any]]
+
+_SMALL = 2**40
+_SPREAD = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +109,29 @@ def joined(parts: Sequence[Rows]) -> Rows:
 
 
 def _apart(parts: Sequence[Rows]) -> list[Keys]:
-    """Each part's keys, local ones moved so that no two parts share any. Readers number local keys from 0."""
+    """Each part's keys, local ones changed so that no two parts share any: moved, or where they are hashes, salted."""
     if not any(part.local for part in parts):
         return [part.keys for part in parts]
     keys: list[Keys] = []
     start = 0
-    for part in parts:
-        keys.append(part.keys.astype(np.int64) + start)
+    small = all(part.keys.min(initial=0) >= 0 and part.keys.max(initial=0) < _SMALL for part in parts)
+    for i, part in enumerate(parts):
+        moved = part.keys.astype(np.int64)
+        keys.append(moved + start if small else moved ^ np.int64((i * _SPREAD) % 2**63))
         start += int(part.keys.max(initial=-1)) + 1
+    return keys
+
+
+def joined_keys(parts: list[Keys], let_go: Callable[[], None]) -> Keys:
+    """One array of all keys. Each part is given up once copied, as `let_go` does with others' hold on them."""
+    keys = np.empty(sum(part.size for part in parts), np.result_type(*(part.dtype for part in parts)))
+    let_go()
+    parts.reverse()
+    at = 0
+    while parts:
+        part = parts.pop()
+        keys[at : at + part.size] = part
+        at += part.size
     return keys
 
 

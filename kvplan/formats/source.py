@@ -63,9 +63,9 @@ def opened(path: Path | str) -> tuple[BinaryIO, int]:
 def _remote(url: str) -> tuple[BinaryIO, int]:
     """An object through fsspec, which finds the package that speaks the store's protocol."""
     try:
-        import fsspec  # type: ignore[import-untyped]
+        import fsspec
     except ImportError:
-        raise KvplanError(f"{url}: reading from an object store needs fsspec: pip install 'kvplan[remote]'") from None
+        raise KvplanError(f"{url}: reading from an object store needs fsspec: pip install 'kvplan[logs]'") from None
     try:
         stream: Any = fsspec.open(url, "rb").open()
     except ImportError as error:
@@ -92,7 +92,7 @@ def decompressed(stream: io.BufferedReader[Any], name: str) -> BinaryIO:
             import zstandard
         except ImportError:
             raise KvplanError(
-                f"{name}: is Zstandard-compressed: pip install zstandard, or pipe it in with zstd -dc"
+                f"{name}: is Zstandard-compressed: pip install 'kvplan[logs]', or pipe it in with zstd -dc"
             ) from None
         reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
         return cast(BinaryIO, io.BufferedReader(reader, _BUFFER))

@@ -1,0 +1,87 @@
+"""From columns of a log of block ids to its rows: one kind of time stamp, one block size, bad lines left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.documents import Finding
+from kvplan.errors import KvplanError
+from kvplan.formats.blocks import block_size
+from kvplan.formats.lines import Lines
+from kvplan.formats.rows import Keys, Options, Rows
+
+Ints: TypeAlias = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """A file's requests in file order. `sizes` are the block sizes that its lines or header name, 0 where none does."""
+
+    line: Ints
+    time_s: Floats
+    input_tokens: Ints
+    output_tokens: Ints
+    count: Ints
+    keys: Keys
+    duration_s: Floats | None = None
+    sizes: Ints | None = None
+    tenant: Sequence[str | None] = ()
+    session: Sequence[str | None] = ()
+    local: bool = False
+
+
+def rows(lines: Lines, options: Options, columns: Columns, findings: Sequence[Finding], named_by: str = "") -> Rows:
+    """The rows of a file. `named_by` is what names the block size, as it is called to the user ('its header').
+
+    Raises KvplanError, through `lines`, for lines that contradict the block size or the others' having time stamps.
+    """
+    if not columns.line.size:
+        raise KvplanError(f"{lines.name}: no requests in it")
+    timed = ~np.isnan(columns.time_s)
+    odd = timed != timed[0]
+    for row in np.flatnonzero(odd):
+        lines.bad(int(columns.line[row]), f"has {'a' if timed[row] else 'no'} time stamp, unlike the lines before")
+    given, said = _named_size(lines, options.block_tokens, columns.sizes, named_by)
+    counts, line, tokens = columns.count[~odd], columns.line[~odd], columns.input_tokens[~odd]
+    fits, size, finding = block_size(lines, line, tokens, counts, given, said)
+    keep = ~odd
+    keep[keep] = fits
+    every = bool(keep.all())
+    duration = np.full(keep.size, np.nan) if columns.duration_s is None else columns.duration_s
+    return Rows(
+        block_tokens=size,
+        line=columns.line[keep],
+        time_s=columns.time_s[keep],
+        input_tokens=columns.input_tokens[keep],
+        output_tokens=columns.output_tokens[keep],
+        duration_s=duration[keep],
+        count=columns.count[keep],
+        keys=columns.keys if every else columns.keys[np.repeat(keep, columns.count)],
+        tenant=_kept(columns.tenant, keep),
+        session=_kept(columns.session, keep),
+        findings=(*findings, finding),
+        local=columns.local,
+    )
+
+
+def _kept(names: Sequence[str | None], keep: NDArray[np.bool_]) -> Sequence[str | None]:
+    if not any(name is not None for name in names):
+        return ()
+    return [name for name, kept in zip(names, keep.tolist(), strict=True) if kept]
+
+
+def _named_size(lines: Lines, asked: int | None, sizes: Ints | None, named_by: str) -> tuple[int | None, str]:
+    """The block size that the user or the log names, and who did."""
+    named = np.unique(sizes[sizes > 0]).tolist() if sizes is not None else []
+    if len(named) > 1:
+        several = ", ".join(map(str, named[:5]))
+        raise KvplanError(f"{lines.name}: {named_by} names several block sizes ({several}): split the log by it")
+    if named and asked not in (None, named[0]):
+        raise KvplanError(f"{lines.name}: its blocks hold {named[0]} tokens, not --block-tokens {asked}")
+    return (named[0], f"as {named_by} says") if named else (asked, "as given")
