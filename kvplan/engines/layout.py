@@ -40,7 +40,9 @@ MODULES = {
     "none": "kvplan.engines.none",
     "transformers": "kvplan.engines.transformers",
     "vllm": "kvplan.engines.vllm",
+    "sglang": "kvplan.engines.sglang",
     "llama.cpp": "kvplan.engines.llamacpp",
+    "tensorrt-llm": "kvplan.engines.tensorrt_llm",
 }
 
 # Bits of one element of each KV dtype that needs no scales beside it.

@@ -64,7 +64,7 @@ class NoneLayout:
         """Kinds of layers in bytes, whole model, one copy."""
         return tuple(
             CacheGroup(
-                kind=group.cache.kind,
+                kind="draft" if group.cache.draft else group.cache.kind,
                 layers=group.layers,
                 bytes_per_token=0 if group.cache.kind == "cross" else whole(self._growth(group)),
                 bytes_per_sequence=self._settled(group),

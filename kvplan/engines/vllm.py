@@ -25,6 +25,7 @@ from kvplan.documents import (
 )
 from kvplan.engines.layout import entry_bytes, grouped, is_windowed, resolve_dtype, stages, state_bytes, whole
 from kvplan.engines.none import NoneLayout
+from kvplan.engines.paged import rank_heads
 from kvplan.engines.slots import FORMATS, LATENT_SLOTS
 from kvplan.engines.vllm_pages import (
     COMPRESSED_BLOCK,
@@ -48,13 +49,6 @@ STATE_BLOCKS = {"mamba2": 3}  # state blocks a request holds so that prefixes ca
 IGNORE_FP8 = frozenset({"falcon"})  # model code that hands no cache settings to its attention layers
 PLAIN = ("bf16", "fp16", "fp32")
 BOUNDARY_LAYERS = 4  # TurboQuant leaves the first two and the last two layers of a plain model unquantised
-
-
-def rank_heads(heads: int, tp: int) -> int:
-    """KV heads on each rank: an even share, or one copy each beyond the head count. Raises KvplanError for neither."""
-    if heads % tp and tp % heads:
-        raise KvplanError(f"--tp {tp} neither divides {heads} KV heads nor is a multiple of them: vLLM refuses it")
-    return max(1, heads // tp)
 
 
 def stored_as(model: Model, dtype: str) -> str:
@@ -133,7 +127,7 @@ class VllmLayout:
 
     def _slot_bytes(self, cache: LayerCache, dtype: str | None = None) -> Fraction:
         """Bytes of one token in one layer on one rank."""
-        heads = cache.heads if cache.kind in ("latent", "indexer") else rank_heads(cache.heads, self._tp)
+        heads = cache.heads if cache.kind in ("latent", "indexer") else rank_heads(cache.heads, self._tp, "vLLM")
         return entry_bytes(cache, dtype or self.stored_dtype, heads)
 
     def _state_bytes(self, cache: LayerCache) -> int:
