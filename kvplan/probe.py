@@ -11,8 +11,11 @@ from kvplan import probe_disk, probe_gpu, probe_host
 from kvplan.documents import Finding, Host, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
 from kvplan.probing import cuda
+from kvplan.probing.merging import merge
 from kvplan.progress import Progress, silent
 from kvplan.units import show_bytes, show_duration
+
+__all__ = ["PARTS", "ProbePlan", "announce", "measure", "merge", "plan_of"]
 
 PARTS = ("host", "disk", "gpu")
 # Of the time left when both are measured; a GPU's cells settle sooner than a drive's.
@@ -62,6 +65,8 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
             write_bytes=options.write_budget_bytes // len(folders),
             file_bytes=options.file_bytes,
             granules=options.granule_bytes,
+            kv=options.kv,
+            sweep_only=options.sweep_only,
         )
         for folder in folders
     )

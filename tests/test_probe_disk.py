@@ -21,13 +21,14 @@ from kvplan import probe, probe_disk
 from kvplan.documents import Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
 from kvplan.probing import blockdev, directio, disk_io, disk_verdict, scratch, timing
+from kvplan.probing.pattern import Pattern
 from kvplan.units import GiB, KiB, MiB, show_bytes
 
-TINY = {"budget_s": 0.6, "write_budget_bytes": 256 * MiB, "file_bytes": 64 * MiB}
+TINY = {"budget_s": 0.6, "write_budget_bytes": 256 * MiB, "file_bytes": 64 * MiB, "sweep_only": True}
 
 
 def tiny_plan(folder: Path, **more: Any) -> probe_disk.DiskPlan:
-    fields = {"seconds": 0.5, "write_bytes": 256 * MiB, "file_bytes": 64 * MiB}
+    fields = {"seconds": 0.5, "write_bytes": 256 * MiB, "file_bytes": 64 * MiB, "sweep_only": True}
     return probe_disk.plan(folder, **{**fields, **more})
 
 
@@ -84,20 +85,23 @@ def test_every_cell_is_measured_and_adds_up(measured: tuple[Path, Probe, list[st
     left_out = [finding.text for finding in found.findings if finding.code == "disk-cells-left-out"]
     assert {(size, depth) for size in (81_920, 128 * KiB, MiB) for depth in (1, 4)} <= writes
     assert left_out == [
-        f"{folder}: not measured, for want of write budget or file size: "
+        f"{folder}: not measured, for want of write budget, space or file size: "
         + ", ".join(f"write {size} x {depth}" for size, depth in (("1.00 MiB", 16), ("4.00 MiB", 4), ("4.00 MiB", 16)))
     ]
     assert 64 * MiB < found.written_bytes <= TINY["write_budget_bytes"]
     assert list(folder.iterdir()) == []
 
 
-def test_rate_latency_and_depth_agree(measured: tuple[Path, Probe, list[str]]) -> None:
-    """Little's law: bytes in flight = rate x time in flight, of each cell's own figures."""
-    _, found, _ = measured
-    for link in found.links:
-        if link.samples >= 100:
-            in_flight = link.p50_bytes_per_s * link.p50_latency_s / link.granule_bytes
-            assert link.depth / 3 < in_flight < link.depth * 3
+@pytest.mark.parametrize("depth", [1, 4, 16])
+def test_depth_transfers_are_in_flight_and_never_more(descriptor: int, depth: int) -> None:
+    """Little's law on single transfers, whatever the drive does meanwhile: time in flight adds up to depth x time."""
+    pattern = Pattern(0, 1, 128 * KiB)
+    job = disk_io.Job(
+        direction="write", granule=128 * KiB, depth=depth, file_bytes=8 * MiB, seconds=0.2, pattern=pattern
+    )
+    done = disk_io.run(descriptor, job, lambda rate: None)
+    in_flight = (np.minimum(done.end_s, done.until_s) - np.minimum(done.start_s, done.until_s)).sum() / done.until_s
+    assert depth / 3 < in_flight <= depth
 
 
 def test_first_write_is_its_own_link(measured: tuple[Path, Probe, list[str]]) -> None:
@@ -520,12 +524,12 @@ def test_a_network_file_system_is_never_proven() -> None:
     bit=st.integers(0, 7),
 )
 def test_one_flipped_bit_is_one_wrong_page(granule: int, index: int, byte: int, bit: int) -> None:
-    pattern = disk_io.Pattern(3, 2, granule)
+    pattern = Pattern(3, 2, granule)
     area, block = pattern.writer()
-    data = bytearray(block(index))
+    data = bytearray(block(index)[0])
     assert pattern.wrong_pages(data, index * granule) == 0
     assert pattern.wrong_pages(data, (index + pattern.slots) * granule) == granule // 4096  # right bytes, wrong place
-    assert disk_io.Pattern(3, 1, granule).wrong_pages(data, index * granule) == granule // 4096  # of an earlier cell
+    assert Pattern(3, 1, granule).wrong_pages(data, index * granule) == granule // 4096  # of an earlier cell
     data[byte] ^= 1 << bit
     assert pattern.wrong_pages(data, index * granule) == 1
     del area
@@ -534,15 +538,15 @@ def test_one_flipped_bit_is_one_wrong_page(granule: int, index: int, byte: int, 
 def test_pages_differ_and_do_not_compress() -> None:
     import zlib
 
-    pattern = disk_io.Pattern(0, 1, 128 * KiB)
+    pattern = Pattern(0, 1, 128 * KiB)
     _, block = pattern.writer()
-    data = b"".join(bytes(block(index)) for index in range(4))
+    data = b"".join(bytes(block(index)[0]) for index in range(4))
     assert len({data[at : at + 4096] for at in range(0, len(data), 4096)}) == len(data) // 4096
     assert len(zlib.compress(data, 1)) > 0.99 * len(data)
 
 
 def test_reading_at_another_size_than_was_written_verifies(descriptor: int) -> None:
-    pattern = disk_io.Pattern(0, 1, 4 * MiB)
+    pattern = Pattern(0, 1, 4 * MiB)
     fill = disk_io.Job(
         direction="write", granule=4 * MiB, depth=2, file_bytes=8 * MiB, seconds=5, pattern=pattern, sequential=True
     )
@@ -587,7 +591,7 @@ def test_a_thread_visits_all_its_blocks_before_any_again_and_no_others(
         return real(fd, data, at)
 
     monkeypatch.setattr(os, "pwritev", noted)
-    pattern = disk_io.Pattern(0, 1, 128 * KiB)
+    pattern = Pattern(0, 1, 128 * KiB)
     job = disk_io.Job(
         direction="write", granule=128 * KiB, depth=4, file_bytes=8 * MiB, seconds=30, pattern=pattern, limit=200
     )

@@ -126,18 +126,34 @@ def _describe(device: Path, root: Path) -> BlockDevice:
         model=model,
         rotational=None if rotational is None else bool(rotational),
         pci=pci,
-        link=_link(root / "sys/bus/pci/devices" / pci) if pci else None,
+        link=_link(root / "sys/bus/pci/devices" / pci, "current") if pci else None,
+        max_link=_link(root / "sys/bus/pci/devices" / pci, "max") if pci else None,
+        link_bytes_per_s=_link_rate(root / "sys/bus/pci/devices" / pci) if pci else None,
+        bridges=tuple(addresses[:-1]),
         numa_node=_number(root / "sys/bus/pci/devices" / pci / "numa_node") if pci else None,
         scheduler=_scheduler(_text(queue / "scheduler")),
         requests=_number(queue / "nr_requests"),
         max_io_bytes=None if largest is None else largest * 1024,
         max_segments=_number(queue / "max_segments"),
+        logical_block_bytes=_number(queue / "logical_block_size"),
     )
 
 
-def _link(device: Path) -> str | None:
-    """'16.0 GT/s PCIe x4' where the device is on PCI Express and says so."""
+def _link_rate(device: Path) -> float | None:
+    """What the link carries one way as it runs: transfers a second, width, and the code's overhead."""
     speed, width = _text(device / "current_link_speed"), _number(device / "current_link_width")
+    found = re.match(r"([\d.]+) GT/s", speed or "")
+    if found is None or not width:
+        return None
+    transfers = float(found[1]) * 1e9
+    # 8b/10b code up to generation 2, 128b/130b from 3, and flits of 242 useful bytes in 256 from 6.
+    useful = 8 / 10 if transfers < 6e9 else 128 / 130 if transfers < 60e9 else 242 / 256
+    return transfers * width * useful / 8
+
+
+def _link(device: Path, which: str) -> str | None:
+    """'16.0 GT/s PCIe x4', the current or the max link, where the device is on PCI Express and says so."""
+    speed, width = _text(device / f"{which}_link_speed"), _number(device / f"{which}_link_width")
     if speed is None or speed.startswith("Unknown") or not width:
         return None
     return f"{speed} x{width}"

@@ -9,141 +9,196 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import mmap
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.probing.pattern import Buffer, Pattern, Views
 from kvplan.probing.timing import Rates, summarise
-from kvplan.units import GB, KiB
+from kvplan.units import GB
 
-PAGE = 4096
-_WORDS = PAGE // 8
-# A thread's buffer: longer than what lz4 looks back, and as small as that, since a buffer that falls out of the CPU's
-# cache slows down virtual drives whose host copies the data.
-_PERIOD = 128 * KiB
-_TAG_SHIFT = 40  # a tag above, the page number (up to 4 PiB) below
 _LISTEN_S = 0.25
+# Of a mixed job's transfers, one in so many writes: caches are read more than they are written.
+WRITE_EVERY = 3
 
 Listener = Callable[[float], None]
+Direction = Literal["read", "write", "mixed"]
 
 
-class Pattern:
-    """Content of a file: random words repeated every `period` bytes, each page opened by a word `tag` | page number.
+class Side(Protocol):
+    """How one thread moves blocks in one direction: prepared before the clock, moved under it."""
 
-    Pages are pairwise different (no deduplication), cannot be compressed, and tell where and by whom they were written.
-    """
+    def prepare(self, index: int) -> None:
+        """Make block `index` ready to be moved."""
 
-    def __init__(self, seed: int, tag: int, granule: int) -> None:
-        self.granule = granule
-        self.slots = -(-_PERIOD // granule)
-        self.pages = granule // PAGE
-        self._tag = tag << _TAG_SHIFT
-        words = self.slots * granule // 8
-        self._body = np.random.default_rng((seed, tag)).integers(0, 1 << 64, words, dtype=np.uint64).reshape(-1, _WORDS)
-        self._numbers = np.arange(self.pages, dtype=np.uint64)
+    def move(self, index: int) -> int:
+        """Move it; bytes moved."""
 
-    def writer(self) -> tuple[mmap.mmap, Callable[[int], memoryview]]:
-        """An aligned buffer and a function that makes it hold block i: all that costs is one vector of page numbers."""
-        area = mmap.mmap(-1, self._body.nbytes)
-        rows = np.frombuffer(area, dtype=np.uint64).reshape(-1, _WORDS)
-        rows[:] = self._body
-        stamps = [rows[slot * self.pages : (slot + 1) * self.pages, 0] for slot in range(self.slots)]
-        whole = memoryview(area)
-        views = [whole[slot * self.granule : (slot + 1) * self.granule] for slot in range(self.slots)]
+    def wrong_pages(self, index: int) -> int:
+        """Pages of block `index`, moved last, that are not what they must be."""
 
-        def block(index: int) -> memoryview:
-            slot = index % self.slots
-            np.add(self._numbers, np.uint64(self._tag + index * self.pages), out=stamps[slot])
-            return views[slot]
 
-        return area, block
-
-    def wrong_pages(self, data: Any, offset: int) -> int:
-        """Pages of `data`, read at byte `offset`, that differ from what was written there."""
-        rows = np.frombuffer(data, dtype=np.uint64).reshape(-1, _WORDS)
-        pages = np.arange(offset // PAGE, offset // PAGE + len(rows), dtype=np.uint64)
-        first = int(pages[0]) % len(self._body)
-        inside = first + len(rows) <= len(self._body)
-        body = self._body[first : first + len(rows)] if inside else self._body[pages % np.uint64(len(self._body))]
-        good = (rows[:, 0] == pages + np.uint64(self._tag)) & (rows[:, 1:] == body[:, 1:]).all(axis=1)
-        return int(len(rows) - np.count_nonzero(good))
+MakeSide = Callable[["Job", bool], Side]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One cell: what to transfer, for how long at most, and how many transfers at most.
 
-    Random order visits every block of the file once before any again, and no two threads visit the same one; sequential
-    order goes through the file once. `check` compares every block that was read, between the timed transfers.
+    Blocks lie in [start_bytes, file_bytes) of the file. Random order visits every one of them once before any again,
+    and no two threads visit the same one; sequential order goes through them once, or round and round up to `limit`. A
+    mixed job reads in the first half of its range, and writes `written` in the second, one transfer in three.
+    `pieces` buffers make up one block, moved by one call, or by one call each if `separate`. `sync` follows each
+    write by fdatasync. `check` compares every block that was read, between the timed transfers.
     """
 
-    direction: Literal["read", "write"]
+    direction: Direction
     granule: int
     depth: int
     file_bytes: int
     seconds: float
     pattern: Pattern
+    start_bytes: int = 0
+    written: Pattern | None = None
+    pieces: int = 1
+    separate: bool = False
+    sync: bool = False
     sequential: bool = False
     limit: int | None = None
     seed: int = 0
     check: bool = False
+    make_side: MakeSide | None = None
 
     @property
-    def blocks(self) -> int:
-        """Whole granules in the file."""
-        return self.file_bytes // self.granule
+    def blocks(self) -> range:
+        """Numbers of the whole granules in range, counted from the start of the file."""
+        return range(-(-self.start_bytes // self.granule), self.file_bytes // self.granule)
+
+    def half(self, writes: bool) -> range:
+        """The blocks of one direction: all of them, or in a mixed job its half."""
+        if self.direction != "mixed":
+            return self.blocks
+        middle = len(self.blocks) // 2
+        return self.blocks[middle:] if writes else self.blocks[:middle]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a job did: `touched` are the blocks transferred last, `wrong_pages` of `checked_bytes` did not verify."""
+    """What a job did: `touched` are blocks written last, `wrong_pages` of `checked_bytes` did not verify.
+
+    `start_s` and `end_s` are of single transfers, thread by thread, from the start of the job; `until_s` is when the
+    first thread had no more to do.
+    """
 
     rates: Rates
     transfers: int
     moved_bytes: int
+    written_bytes: int
     cpu_s_per_gb: float
     touched: tuple[int, ...]
     checked_bytes: int
     wrong_pages: int
+    start_s: NDArray[np.float64]
+    end_s: NDArray[np.float64]
+    until_s: float
+
+    @property
+    def read_bytes(self) -> int:
+        """What of `moved_bytes` was read."""
+        return self.moved_bytes - self.written_bytes
+
+
+class _Read:
+    """Reads blocks of a file into a buffer of its own."""
+
+    def __init__(self, descriptor: int, job: Job) -> None:
+        self.descriptor, self.job = descriptor, job
+        self.buffer = Buffer(job.granule, job.pieces)
+        self.views = self.buffer.views[0]
+
+    def prepare(self, index: int) -> None:
+        """Nothing to do."""
+
+    def move(self, index: int) -> int:
+        """One call, or one a piece."""
+        at = index * self.job.granule
+        if self.job.separate:
+            return sum(os.preadv(self.descriptor, (view,), offset) for view, offset in _places(self.views, at))
+        return os.preadv(self.descriptor, self.views, at)
+
+    def wrong_pages(self, index: int) -> int:
+        """Pages that are not what was written."""
+        return self.job.pattern.wrong_pages(self.buffer.content(), index * self.job.granule)
+
+
+class _Write:
+    """Writes blocks of a file from a buffer of its own."""
+
+    def __init__(self, descriptor: int, job: Job) -> None:
+        self.descriptor, self.job = descriptor, job
+        _, self.block = (job.written or job.pattern).writer(job.pieces)
+        self.views: Views = ()
+
+    def prepare(self, index: int) -> None:
+        """Stamp the block with its place."""
+        self.views = self.block(index)
+
+    def move(self, index: int) -> int:
+        """One call, or one a piece; and fdatasync where that is part of it."""
+        at = index * self.job.granule
+        if self.job.separate:
+            count = sum(os.pwritev(self.descriptor, (view,), offset) for view, offset in _places(self.views, at))
+        else:
+            count = os.pwritev(self.descriptor, self.views, at)
+        if self.job.sync:
+            os.fdatasync(self.descriptor)
+        return count
+
+    def wrong_pages(self, index: int) -> int:
+        """Unknown until it is read back: see `read_back`."""
+        return 0
+
+
+def _places(views: Views, at: int) -> Iterator[tuple[memoryview, int]]:
+    for view in views:
+        yield view, at
+        at += len(view)
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What the threads of one job share: a start signal, a stop signal and a common count of transfers."""
+    """What the threads of one job share, and with those of the job beside it: start, stop, and a common count."""
 
-    descriptor: int
     job: Job
-    tickets: Iterator[int]
-    go: threading.Event = field(default_factory=threading.Event)
-    stop: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go: threading.Event
+    stop: threading.Event
+    ended: threading.Semaphore
+    tickets: Iterator[int] = field(default_factory=itertools.count)
     deadline_ns: int = 0
 
 
 class _Worker(threading.Thread):
-    def __init__(self, shared: _Shared, order: Iterator[int]) -> None:
+    """One thread: a side for each direction that its job has, and what it moved when."""
+
+    def __init__(self, shared: _Shared, make: MakeSide, lane: int) -> None:
         super().__init__(name="kvplan-disk", daemon=True)
         self.shared = shared
-        self.order = order
+        job = shared.job
+        self.read = make(job, False) if job.direction != "write" else None
+        self.write = make(job, True) if job.direction != "read" else None
+        self.orders = {writes: _order(job, writes, lane) for writes in (False, True)}
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.blocks: list[int] = []
+        self.blocks: dict[bool, list[int]] = {False: [], True: []}
         self.checked = 0
         self.wrong = 0
         self.error: BaseException | None = None
-        self.block: Callable[[int], memoryview] | None = None
-        if shared.job.direction == "write":
-            self.area, self.block = shared.job.pattern.writer()
-        else:
-            self.area = mmap.mmap(-1, shared.job.granule)
-            self.area.write(bytes(shared.job.granule))  # first touch now, not under the clock
 
     def run(self) -> None:
         try:
@@ -156,36 +211,47 @@ class _Worker(threading.Thread):
             self.shared.ended.release()
 
     def _transfer(self) -> None:
-        shared, job = self.shared, self.shared.job
-        descriptor, granule, clock = shared.descriptor, job.granule, time.perf_counter_ns
-        limit = job.blocks if job.sequential else job.limit
-        target = memoryview(self.area)
+        shared, job, clock = self.shared, self.shared.job, time.perf_counter_ns
+        blocks = job.blocks
+        limit = len(blocks) if job.sequential and job.limit is None else job.limit
         for ticket in shared.tickets:
             if shared.stop.is_set() or (limit is not None and ticket >= limit):
                 return
-            index = ticket if job.sequential else next(self.order)
-            data = target if self.block is None else self.block(index)
+            writes = self.read is None or (self.write is not None and ticket % WRITE_EVERY == 0)
+            side = self.write if writes else self.read
+            assert side is not None
+            index = blocks[ticket % len(blocks)] if job.sequential else next(self.orders[writes])
+            side.prepare(index)
             start = clock()
-            if self.block is None:
-                count = os.preadv(descriptor, (data,), index * granule)
-            else:
-                count = os.pwritev(descriptor, (data,), index * granule)
+            count = side.move(index)
             end = clock()
-            if count != granule:
-                raise OSError(errno.EIO, f"{job.direction} of {granule} bytes moved only {count}")
+            if count != job.granule:
+                raise OSError(errno.EIO, f"{job.direction} of {job.granule} bytes moved only {count}")
             self.starts.append(start)
             self.ends.append(end)
-            self.blocks.append(index)
+            self.blocks[writes].append(index)
             if job.check:
                 self.verify(index)
             if end >= shared.deadline_ns:
                 return
 
     def verify(self, index: int) -> None:
-        """Compare the buffer with what block `index` must hold."""
-        granule = self.shared.job.granule
-        self.checked += granule
-        self.wrong += self.shared.job.pattern.wrong_pages(self.area, index * granule)
+        """Compare the reading side's buffer with what block `index` must hold."""
+        if self.read is not None:
+            self.checked += self.shared.job.granule
+            self.wrong += self.read.wrong_pages(index)
+
+    def verify_last(self) -> None:
+        """Compare the last block read, where nothing was compared on the way."""
+        if self.blocks[False] and not self.shared.job.check:
+            self.verify(self.blocks[False][-1])
+
+
+def _order(job: Job, writes: bool, lane: int) -> Iterator[int]:
+    """The blocks of one thread in random order, round and round."""
+    blocks = job.half(writes)
+    chosen = np.random.default_rng((job.seed, writes)).permutation(len(blocks))[lane :: job.depth]
+    return itertools.cycle((chosen + blocks.start).tolist())
 
 
 def run(descriptor: int, job: Job, listen: Listener) -> Done:
@@ -193,35 +259,66 @@ def run(descriptor: int, job: Job, listen: Listener) -> Done:
 
     Raises the OSError of the first transfer that fails. Whatever ends it, an interrupt included, no thread outlives it.
     """
-    shared = _Shared(descriptor=descriptor, job=job, tickets=itertools.count())
-    order = np.random.default_rng(job.seed).permutation(job.blocks)
-    workers = [_Worker(shared, itertools.cycle(order[lane :: job.depth].tolist())) for lane in range(job.depth)]
+    return run_together(descriptor, (job,), listen)[0]
+
+
+def run_together(
+    descriptor: int, jobs: Sequence[Job], listen: Listener, enough: Callable[[float, int], bool] | None = None
+) -> tuple[Done, ...]:
+    """Do several jobs at the same time, until the first of them ends: while one rests, the others run alone.
+
+    `enough` hears seconds and bytes so far, a few times a second, and may end it. Otherwise as `run`.
+    """
+    go, stop, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
+    crews = []
+    for job in jobs:
+        shared = _Shared(job=job, go=go, stop=stop, ended=ended)
+        make = job.make_side or _in_file(descriptor)
+        crews.append([_Worker(shared, make, lane) for lane in range(job.depth)])
+    workers = [worker for crew in crews for worker in crew]
     try:
         for worker in workers:
             worker.start()
         cpu, begin = time.process_time(), time.perf_counter_ns()
-        shared.deadline_ns = begin + int(job.seconds * 1e9)
-        shared.go.set()
-        _wait(shared, workers, begin, listen)
+        for worker in workers:
+            worker.shared.deadline_ns = begin + int(worker.shared.job.seconds * 1e9)
+        go.set()
+        _wait(workers, ended, begin, listen, enough)
         cpu = time.process_time() - cpu
     finally:
-        shared.stop.set()
-        shared.go.set()
+        stop.set()
+        go.set()
         _join(workers)
     for worker in workers:
         if worker.error is not None:
             raise worker.error
-    return _collect(job, workers, begin, cpu)
+    return _collect_all(crews, begin, cpu)
 
 
-def _wait(shared: _Shared, workers: list[_Worker], begin: int, listen: Listener) -> None:
+def _in_file(descriptor: int) -> MakeSide:
+    return lambda job, writes: _Write(descriptor, job) if writes else _Read(descriptor, job)
+
+
+def _wait(
+    workers: list[_Worker],
+    ended: threading.Semaphore,
+    begin: int,
+    listen: Listener,
+    enough: Callable[[float, int], bool] | None,
+) -> None:
     left = len(workers)
+    together = len({id(worker.shared) for worker in workers}) > 1
     while left:
-        if shared.ended.acquire(timeout=_LISTEN_S):
+        if ended.acquire(timeout=_LISTEN_S):
             left -= 1
+            if together:
+                workers[0].shared.stop.set()
             continue
-        moved = sum(len(worker.ends) for worker in workers) * shared.job.granule
-        listen(moved / ((time.perf_counter_ns() - begin) / 1e9))
+        moved = sum(len(worker.ends) * worker.shared.job.granule for worker in workers)
+        elapsed = (time.perf_counter_ns() - begin) / 1e9
+        listen(moved / elapsed)
+        if enough is not None and enough(elapsed, moved):
+            workers[0].shared.stop.set()
 
 
 def _join(workers: list[_Worker]) -> None:
@@ -232,24 +329,32 @@ def _join(workers: list[_Worker]) -> None:
                 worker.join()
 
 
-def _collect(job: Job, workers: list[_Worker], begin: int, cpu: float) -> Done:
-    if job.direction == "read" and not job.check:
-        for worker in workers:
-            if worker.blocks:
-                worker.verify(worker.blocks[-1])
+def _collect_all(crews: list[list[_Worker]], begin: int, cpu: float) -> tuple[Done, ...]:
+    # Rates count while all threads had a transfer in flight: up to the moment the first one had no more to do.
+    until = min(worker.ends[-1] for crew in crews for worker in crew if worker.ends)
+    moved = sum(len(worker.ends) * worker.shared.job.granule for crew in crews for worker in crew)
+    return tuple(_collect(crew, begin, until, cpu / (moved / GB)) for crew in crews)
+
+
+def _collect(workers: list[_Worker], begin: int, until: int, cpu_s_per_gb: float) -> Done:
+    granule = workers[0].shared.job.granule
+    for worker in workers:
+        worker.verify_last()
     starts = _seconds([at for worker in workers for at in worker.starts], begin)
     ends = _seconds([at for worker in workers for at in worker.ends], begin)
-    # Rates count while all threads had a transfer in flight: up to the moment the first one had no more to do.
-    last = [worker.ends[-1] for worker in workers if worker.ends]
-    moved = len(ends) * job.granule
+    until_s = (until - begin) / 1e9
     return Done(
-        rates=summarise(starts, ends, job.granule, 0.0, (min(last) - begin) / 1e9),
+        rates=summarise(starts, ends, granule, float(starts.min()), until_s),
         transfers=len(ends),
-        moved_bytes=moved,
-        cpu_s_per_gb=cpu / (moved / GB),
-        touched=tuple(index for worker in workers for index in worker.blocks[-4:]),
+        moved_bytes=len(ends) * granule,
+        written_bytes=sum(len(worker.blocks[True]) for worker in workers) * granule,
+        cpu_s_per_gb=cpu_s_per_gb,
+        touched=tuple(index for worker in workers for index in worker.blocks[True][-4:]),
         checked_bytes=sum(worker.checked for worker in workers),
         wrong_pages=sum(worker.wrong for worker in workers),
+        start_s=starts,
+        end_s=ends,
+        until_s=until_s,
     )
 
 
@@ -261,11 +366,9 @@ def read_back(descriptor: int, pattern: Pattern, blocks: tuple[int, ...]) -> tup
     """(bytes read, wrong pages) of some blocks just written in `pattern`."""
     wrong = 0
     unique = sorted(set(blocks))
-    with mmap.mmap(-1, pattern.granule) as area:
-        for index in unique:
-            view = memoryview(area)
-            if os.preadv(descriptor, (view,), index * pattern.granule) != pattern.granule:
-                raise OSError(errno.EIO, "short read")
-            wrong += pattern.wrong_pages(view, index * pattern.granule)
-            view.release()
+    buffer = Buffer(pattern.granule)
+    for index in unique:
+        if os.preadv(descriptor, buffer.views[0], index * pattern.granule) != pattern.granule:
+            raise OSError(errno.EIO, "short read")
+        wrong += pattern.wrong_pages(buffer.content(), index * pattern.granule)
     return len(unique) * pattern.granule, wrong

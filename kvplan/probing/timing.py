@@ -29,12 +29,15 @@ class Rates:
     steady: bool
 
 
-def window_rates(start: NDArray[Any], end: NDArray[Any], size: int, begin: float, finish: float) -> NDArray[np.float64]:
+def window_rates(
+    start: NDArray[Any], end: NDArray[Any], size: float, begin: float, finish: float, count: int | None = None
+) -> NDArray[np.float64]:
     """Bytes per second in equal windows of [begin, finish) seconds; a transfer of `size` bytes is spread over its time.
 
-    Windows are about WINDOW_S wide, at least ten. Spreading keeps a window shorter than one transfer meaningful.
+    Windows are about WINDOW_S wide, at least ten, or `count` of them. Spreading keeps a window meaningful that is
+    shorter than one transfer.
     """
-    count = max(_MIN_WINDOWS, round((finish - begin) / WINDOW_S))
+    count = count or max(_MIN_WINDOWS, round((finish - begin) / WINDOW_S))
     edges = np.linspace(begin, finish, count + 1)
     # Bytes moved before time t = sum over transfers of size * clip((t - start) / duration): piecewise linear in t,
     # with slope +size/duration at each start and the same off again at each end.
