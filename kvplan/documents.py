@@ -103,7 +103,8 @@ class LayerCache:
     indexer picks `selects_tokens` neighbours at a time, which bounds the block size from below.
     Cross attention holds `fixed_tokens` entries, the encoder's positions; None means as many as the encoder is given.
     `prefix_tokens` entries come before the prompt's own (prompt tuning, conditioning). `copied_heads` is set where the
-    reference code copies KV heads before it stores them, which no serving engine does.
+    reference code copies KV heads before it stores them, which no serving engine does. `draft` marks the cache of a
+    layer that speculative decoding adds; a group of such caches is of kind "draft".
     `state` lists tensors of fixed size; `recurrence` says what makes them, since engines lay each out in its own way.
     `keys` names the config keys that said so, class defaults marked.
     """
@@ -118,6 +119,7 @@ class LayerCache:
     fixed_tokens: Tokens | None = None
     prefix_tokens: Tokens = 0
     copied_heads: Count = 0
+    draft: bool = False
     slot_bytes: Bytes | None = None
     selects_tokens: Count = 1
     state: tuple[StateTensor, ...] = ()
@@ -169,8 +171,8 @@ class Model:
     depend on; a model that runs a layer twice with two caches lists it twice, so `len(order)` may exceed
     `num_layers`. `dtype` is the checkpoint's (bf16, fp16, fp32); `kv_dtype` is set where the checkpoint asks for
     another KV dtype than its own. `weights` and `compute` are whole-model; None where the architecture is not counted.
-    `draft` lists the layers that predict further tokens (multi-token prediction), one by one, their caches of kind
-    "draft": they hold memory only where speculative decoding uses them, and are not in `order`.
+    `draft` lists the layers that predict further tokens (multi-token prediction), one by one: they hold memory only
+    where speculative decoding uses them, and are not in `order` until with_draft (model.py) puts them there.
     """
 
     ref: ModelRef

@@ -19,6 +19,7 @@ from kvplan.files import reason
 from kvplan.models import architecture, params, quantization, weights
 from kvplan.models.compute import compute
 from kvplan.models.config import Config, Json, shown
+from kvplan.models.drafts import with_draft as with_draft
 
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 CONFIG_LIMIT = 64 * 2**20  # no config.json is larger; a weights file given by mistake is
@@ -192,13 +193,14 @@ def from_config(root: Json, ref: ModelRef, name: str, *, stored: Weights | None 
         dtype=dtype,
         layers=facts.layers,
         order=facts.order,
-        num_layers=len(facts.types),
+        num_layers=facts.count,
         vocab_size=c.optional("vocab_size"),
         hidden_size=c.optional("hidden_size"),
         num_attention_heads=c.optional("num_attention_heads"),
         kv_dtype=quantization.kv_dtype(root, c),
         weights=stored or held,
         compute=compute(counted, facts),
+        draft=facts.draft,
         findings=tuple(notes),
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvplan.documents import Finding, Layer
 from kvplan.errors import KvplanError
+from kvplan.models import drafts
 from kvplan.models.config import NESTS, Config, Json, MissingKey
 from kvplan.models.families import BY_TYPE, NESTED, SILENT, Family
 
@@ -33,13 +34,18 @@ PLAIN_TYPE = Family(types=(), weights="")
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a config says of the cache: the decoder's config as read, its family, and its layers in order."""
+    """What a config says of the cache: the decoder's config as read, its family, and its layers in order.
+
+    `count` is the number of layers as stated; `types` and `order` list a layer once for every cache that it keeps.
+    """
 
     config: Config
     family: Family
+    count: int
     layers: tuple[Layer, ...]
     order: tuple[int, ...]
     types: tuple[str, ...]
+    draft: tuple[Layer, ...]
     findings: tuple[Finding, ...]
 
 
@@ -149,7 +155,17 @@ def assemble(config: Config, family: Family) -> Facts:
     layers: dict[Layer, int] = {}
     built = [_layer(config, family, kind, index, common) for index, kind in enumerate(types)]
     order = tuple(layers.setdefault(layer, len(layers)) for layer in built)
-    return Facts(config=config, family=family, layers=tuple(layers), order=order, types=types, findings=())
+    predicting, notes = drafts.stated(config, family, count)
+    return Facts(
+        config=config,
+        family=family,
+        count=count,
+        layers=tuple(layers),
+        order=order,
+        types=types,
+        draft=predicting,
+        findings=notes,
+    )
 
 
 def _share(config: Config, family: Family, types: Sequence[str]) -> tuple[str, ...]:
