@@ -247,8 +247,7 @@ class EstimateOptions:
 
     `kv_memory_bytes` is what is left for the cache on each rank; else it follows from the GPU. `utilization` is the
     engine's own memory fraction in its own meaning. `encoder_tokens` is the length of the encoder's input where the
-    model sets no fixed one. `kv_skip_layers` layers, half of them at each end, keep the model's dtype. The last
-    `draft_layers` entries of the model's order are a draft's, which speculative decoding adds.
+    model sets no fixed one. `kv_skip_layers` layers, half of them at each end, keep the model's dtype.
     """
 
     engine: str = "none"
@@ -269,7 +268,6 @@ class EstimateOptions:
     prefix_caching: bool = True
     encoder_tokens: Tokens | None = None
     kv_skip_layers: Count | None = None
-    draft_layers: Count = 0
     llama_cpp: LlamaCppOptions = field(default_factory=LlamaCppOptions)
 
 
@@ -796,12 +794,22 @@ class KvBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """A model with its config's own JSON as published, from which it can be built."""
+
+    model: Model
+    raw: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeOptions:
-    """What to measure and what it may cost. `only` picks among host, disk and gpu; empty means all that is there.
+    """What to measure and what it may cost. `only` picks the parts (probe.PARTS); empty means all that is there.
 
     `disks` are folders, one a drive. `granule_bytes` adds sizes to the sweep, such as the bytes of one KV block.
     `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space. `kv` shapes
     the engines' cells; None takes a typical model. `sweep_only` leaves those and the rows to compare with out.
+    `model` is what to measure the prefill of, at `prefill_tokens` (none: lengths that double), here or, where `server`
+    is the address of an OpenAI-compatible server, on that server.
     """
 
     disks: tuple[str, ...] = ()
@@ -812,6 +820,9 @@ class ProbeOptions:
     granule_bytes: tuple[int, ...] = ()
     kv: KvBlock | None = None
     sweep_only: bool = False
+    model: ModelConfig | None = None
+    server: str | None = None
+    prefill_tokens: tuple[int, ...] = ()
     seed: Count = 0
 
 

@@ -1,0 +1,73 @@
+"""Sampled curves against the exact one, and their own measure of error against the real one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_reuse import B, logs
+
+from kvplan import reuse, sampling, whatif
+from kvplan.documents import Requests
+from kvplan.errors import UsageError
+from kvplan.logs import read
+
+
+@settings(max_examples=60, deadline=None)
+@given(logs(), st.integers(2, 4), st.integers(0, 5))
+def test_a_sample_of_everything_is_exact(requests: Requests, samples: int, hot: int) -> None:
+    """At rate 1 every block counts once, hot or not."""
+    capacities = [0, 1, 3, 8, 1000]
+    sampled = sampling.curve(
+        lambda: sampling.batches_of(requests),
+        block_tokens=B,
+        capacities=capacities,
+        rate=1,
+        samples=samples,
+        hot_blocks=hot,
+    )
+    exact = whatif.curve(reuse.find_runs(requests), requests, capacities)
+    whole = max(1, int(reuse.covered_tokens(requests).sum()))
+    for point, truth in zip(sampled.points, exact, strict=True):
+        assert point.block_hit_ratio == pytest.approx(truth.hit_blocks / max(1, requests.blocks.size))
+        assert point.token_hit_ratio == pytest.approx(truth.hit_tokens / whole)
+    assert (sampled.block_references, sampled.sampled_references) == (requests.blocks.size, requests.blocks.size)
+
+
+@pytest.mark.parametrize(("rate", "mean", "worst"), [(0.1, 0.005, 0.01), (0.01, 0.01, 0.02)])
+def test_a_real_trace_from_a_sample(shared: Path, rate: float, mean: float, worst: float) -> None:
+    """The trace whose first block is in every request, on which plain sampling is wrong by half."""
+    requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
+    capacities = [1000, 3000, 10_000, 20_000, 50_000, 100_000, 182_790]
+    exact = [point.hit_blocks / 288_500 for point in whatif.curve(reuse.find_runs(requests), requests, capacities)]
+    sampled = sampling.curve(lambda: sampling.batches_of(requests), block_tokens=512, capacities=capacities, rate=rate)
+    off = np.abs(np.array([point.block_hit_ratio for point in sampled.points]) - exact)
+    assert off.mean() < mean
+    assert off.max() < worst
+    error = np.array([point.standard_error_ratio for point in sampled.points])
+    assert (off <= 4 * error + 0.002).all()
+    assert sampled.sampled_references < (0.15 + rate) * 288_500
+    assert sampled.hot_blocks == 2000
+
+
+def test_batches_of_a_file_are_those_of_the_log(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed: sampling a file was not tested")
+    rows = pd.DataFrame({"input_length": [9, 4, 8], "hash_ids": [[5, 6, 7], [5], [5, 6]]})
+    rows.to_parquet(tmp_path / "log.parquet")
+    (batch,) = sampling.batches_in(tmp_path / "log.parquet")
+    assert batch.blocks.tolist() == [5, 6, 7, 5, 5, 6]
+    assert (batch.offsets.tolist(), batch.input_tokens.tolist()) == ([0, 3, 4, 6], [9, 4, 8])
+    path = tmp_path / "log.parquet"
+    sampled = sampling.curve(lambda: sampling.batches_in(path), block_tokens=4, capacities=[10], rate=1)
+    assert sampled.points[0].block_hit_ratio == 0.5
+    assert sampled.points[0].token_hit_ratio == pytest.approx(12 / 21)
+
+
+@pytest.mark.parametrize("rate", [0, -1, 1.5])
+def test_a_rate_without_meaning_is_refused(rate: float) -> None:
+    with pytest.raises(UsageError, match="a rate above 0"):
+        sampling.curve(list, block_tokens=4, capacities=[1], rate=rate)
