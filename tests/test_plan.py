@@ -7,6 +7,7 @@ import random
 import re
 import subprocess
 import sys
+from collections import OrderedDict
 from dataclasses import replace
 from itertools import pairwise
 
@@ -27,6 +28,8 @@ from kvplan.documents import (
     Parallel,
     Plan,
     Policy,
+    Probe,
+    Reserve,
     Weights,
     Workload,
 )
@@ -37,6 +40,7 @@ from kvplan.files import dump, parse, wrap
 from kvplan.plan import capacities, make
 from kvplan.planning.choice import Demand, Tier, level, options
 from kvplan.planning.economics import Curve, LoadPath
+from kvplan.planning.hostroom import RESERVES
 from kvplan.units import GB, GiB, TiB
 
 H100 = gpu("h100-80gb")
@@ -198,6 +202,137 @@ def test_choice_equals_brute_force(
     assert plan.verdict == ("host" if size else "nothing")
     hits = sum(samples.replay(log, max(size, blocks))) * TOKENS
     assert plan.budgets.host.hit_ratio == pytest.approx(hits / sum(request.input_tokens for request in log))
+
+
+def chosen(net: list[float], tolerance: float, floor: float) -> int:
+    """The smallest size within the tolerance of the best, 0 where none reaches the floor."""
+    best = max(net)
+    if best <= 0 or best < floor:
+        return 0
+    return next(size for size, value in enumerate(net) if size and value >= (1 - tolerance) * best - 1e-12)
+
+
+def gains(near: list[int], far: list[int], s: float, b: float) -> float:
+    """Seconds that a tier saves a log over what is nearer, each request decided by itself."""
+    return sum(
+        max(0.0, (A - s) * (q - p) * TOKENS + b * (q * q - p * p) * TOKENS**2) for p, q in zip(near, far, strict=True)
+    )
+
+
+def computed(log: tuple[samples.Request, ...], hits: list[int]) -> int:
+    return sum(request.input_tokens - hit * TOKENS for request, hit in zip(log, hits, strict=True))
+
+
+def prefill_s(log: tuple[samples.Request, ...], hits: list[int], b: float) -> float:
+    squares = (request.input_tokens**2 - (hit * TOKENS) ** 2 for request, hit in zip(log, hits, strict=True))
+    return 0.001 * len(log) + A * computed(log, hits) + b * sum(squares)
+
+
+def drive(read_s: float, write_s: float, blocks: int) -> Document[Probe]:
+    """A host without a GPU and one drive of so many blocks, by the seconds that it takes for a token."""
+    ends = {"granule": GiB, "depth": 1, "p50_latency_s": 0.0}
+    links = (
+        samples.link("read", rate=KV / read_s / GB, **ends),  # type: ignore[arg-type]
+        samples.link("write", rate=KV / write_s / GB, **ends),  # type: ignore[arg-type]
+    )
+    disk = replace(samples.disk(), free_bytes=math.ceil((blocks + 0.5) * GiB / 0.85), rated_endurance_bytes=10**30)
+    return samples.envelope("probe", Probe(host=samples.host(gpus=0), links=links, capacity=(disk,)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 20),
+    st.integers(0, 30),
+    st.floats(0.02, 0.4),
+    st.floats(1.0, 3.0),
+    st.floats(0.1, 2.0),
+    st.integers(1, 50),
+    st.sampled_from([0.0, 1e-9]),
+)
+def test_host_and_disk_equal_brute_force(
+    seed: int, blocks: int, hosts: int, s: float, slower: float, writing: float, disks: int, b: float
+) -> None:
+    """Every size of host memory, then every size of disk beneath the one chosen; no link is too busy here."""
+    log, rules = tiny_log(seed), {"tolerance_ratio": 0.02, "minimum_gain_ratio": 0.001}
+    s, hour = s * A, 3600 / samples.SPAN_S
+    read, write = s * slower, writing * A
+    policy = Policy(
+        gpu_memory_utilization=1.0,
+        headroom_ratio=0.0,
+        host_memory_bytes=(hosts + 10) * GiB,
+        host_link_bytes_per_s=KV / s,
+        reserves=tuple(Reserve(name=name, bytes=10 * GiB if name == "system" else 0) for name in RESERVES),
+        **rules,
+    )
+    probe = drive(read, write, disks)
+    plan = make(tiny_estimate(b=b), tiny_workload(log), probe, tiny_gpu(blocks), policy)
+    near = samples.replay(log, blocks)
+    floor = 0.001 * prefill_s(log, near, b) * hour
+    host = [0.0]
+    for size in range(1, hosts + 1):
+        far = samples.replay(log, max(size, blocks))
+        host.append((gains(near, far, s, b) - 0.5 * s * computed(log, far)) * hour)
+    first = chosen(host, 0.02, floor)
+    beneath = samples.replay(log, max(first, blocks))
+    disk, share = [0.0], 0.0 if first else 0.5
+    for size in range(1, disks + 1):
+        far = samples.replay(log, max(size, first, blocks))
+        disk.append((gains(beneath, far, read, b) - share * write * computed(log, far)) * hour)
+    second = chosen(disk, 0.02, floor)
+    assert plan.budgets.host.requested_bytes == first * GiB
+    assert plan.budgets.disk.requested_bytes == second * GiB
+    assert plan.benefit.gpu_s_per_hour_saved == pytest.approx(host[first] + disk[second], rel=1e-9, abs=1e-9)
+
+
+def two_tiers(log: tuple[samples.Request, ...], blocks: int, size: int) -> tuple[list[int], int]:
+    """Hit blocks where a host tier takes what the GPU drops and gives back what is used; blocks dropped to it."""
+    gpu, host, hits, dropped = OrderedDict[int, None](), OrderedDict[int, None](), [], 0
+    for request in log:
+        held = {*gpu, *host}
+        hits.append(next((i for i, block in enumerate(request.blocks) if block not in held), len(request.blocks)))
+        for block in reversed(request.blocks):
+            host.pop(block, None)
+            gpu[block] = None
+            gpu.move_to_end(block)
+        while len(gpu) > blocks:
+            host[gpu.popitem(last=False)[0]] = None
+            dropped += 1
+        while len(host) > size:
+            host.popitem(last=False)
+    return hits, dropped
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10**6), st.integers(1, 20), st.floats(0.02, 0.98), st.integers(1, 40), st.sampled_from([0.0, 1e-9])
+)
+def test_a_tier_of_evictions_equals_brute_force(seed: int, blocks: int, slowness: float, sizes: int, b: float) -> None:
+    """TensorRT-LLM's host tier holds what the GPU dropped: capacities add up, and only evictions are stored."""
+    log, s, hour = tiny_log(seed), slowness * A, 3600 / samples.SPAN_S
+    document = tiny_estimate(b=b)
+    estimate = replace(document, data=replace(document.data, engine="tensorrt-llm"))
+    spec = replace(tiny_gpu(blocks), memory_bytes=blocks * GiB)
+    policy = Policy(
+        gpu_memory_utilization=1.0,
+        headroom_ratio=0.0,
+        host_memory_bytes=(sizes + 20) * GiB,
+        host_link_bytes_per_s=KV / s,
+        tolerance_ratio=0.02,
+        minimum_gain_ratio=0.0,
+    )
+    plan = make(estimate, tiny_workload(log), None, spec, policy)
+    near = samples.replay(log, blocks)
+    assert two_tiers(log, blocks, 0)[0] == near
+    net = [0.0]
+    for size in range(1, room((sizes + 20) * GiB) + 1):
+        far, dropped = two_tiers(log, blocks, size)
+        assert dropped <= computed(log, near) // TOKENS
+        net.append((gains(near, far, s, b) - 0.5 * s * computed(log, near)) * hour)
+    size = chosen(net, 0.02, 0.0)
+    assert plan.budgets.host.requested_bytes == size * GiB
+    assert plan.benefit.gpu_s_per_hour_saved == pytest.approx(net[size], rel=1e-9, abs=1e-9)
+    assert plan.budgets.host.bytes == plan.budgets.host.requested_bytes
 
 
 @settings(max_examples=25, deadline=None)
