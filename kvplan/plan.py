@@ -87,7 +87,7 @@ def _make(inputs: PlanInputs, policy: Policy) -> Plan:
         curve=(*_points(made, "host"), *_points(made, "disk")),
         benefit=_benefit(made),
         limits=bounds,
-        sensitivity=sensitivities(facts, made.case),
+        sensitivity=sensitivities(made),
         config=_config(made),
         confidence=confidence(facts),
         evidence=evidence(facts),
@@ -127,7 +127,7 @@ def capacities(
     A workload profiled again with these as `capacity_tokens` leaves nothing to the curve's steps. Raises as `make`.
     """
     made = solved(PlanInputs(estimate=estimate, workload=workload, probe=probe, gpu=gpu), policy)
-    moved = (made.case, *(moved for _, _, moved in changes(made.facts, made.case)))
+    moved = (made.case, *(moved for _, _, moved in changes(made)))
     return tuple(sorted({int(one.gpu_tokens * one.demand.log_tokens_per_token) for one in moved} - {0}))
 
 

@@ -105,7 +105,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
     if policy.growth <= 0:
         raise KvplanError(f"a growth of {policy.growth:g} leaves no demand to plan for: give a factor above 0")
     device, findings = _device(host, gpu)
-    per_gpu = bytes_per_token(data)
+    per_gpu = _bytes_per_token(data)
     prefill, more = prefill_cost(data, host, gpu)
     links, flagged = _links(data, host, device, gpu, policy, per_gpu)
     lasts = rules.disk_survives == "behind-host" and not policy.forbid_host
@@ -254,7 +254,7 @@ def _overhead(estimate: Estimate, rules: Profile, created: str) -> Known:
     return Known(value=rules.overhead_bytes, provenance="assumed", source=source, date=rules.date)
 
 
-def bytes_per_token(estimate: Estimate) -> int:
+def _bytes_per_token(estimate: Estimate) -> int:
     """Bytes of one reusable token on the fullest rank: what it keeps, or its share of what a tier would store.
 
     The second is larger where windowed layers keep less on the GPU than a stored prefix needs.

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvplan.documents import Prefill, Sensitivity
-from kvplan.planning.budgets import case_of, gpu_room
+from kvplan.planning.budgets import gpu_room
 from kvplan.planning.choice import Case, Tier, solve
 from kvplan.planning.curves import scaled
 from kvplan.planning.economics import Curve
-from kvplan.planning.facts import Facts, bytes_per_token, demand
-from kvplan.planning.hostroom import host_room
+from kvplan.planning.facts import Facts, demand
+from kvplan.planning.solved import Solved, solved
 from kvplan.planning.variants import with_kv_dtype
 
 LEAST_BAND = 0.1
 
 
-def sensitivities(facts: Facts, case: Case) -> tuple[Sensitivity, ...]:
+def sensitivities(made: Solved) -> tuple[Sensitivity, ...]:
     """How the recommended sizes and their gain move, one line a change."""
-    return tuple(_line(what, change, moved) for what, change, moved in changes(facts, case))
+    return tuple(_line(what, change, moved) for what, change, moved in changes(made))
 
 
 def _line(what: str, change: str, case: Case) -> Sensitivity:
@@ -33,8 +33,9 @@ def _line(what: str, change: str, case: Case) -> Sensitivity:
     )
 
 
-def changes(facts: Facts, case: Case) -> Iterator[tuple[str, str, Case]]:
+def changes(made: Solved) -> Iterator[tuple[str, str, Case]]:
     """What is moved, by how much, and the case that results."""
+    facts, case = made.facts, made.case
     for change, factor in (("-25 %", 0.75), ("+25 %", 1.25)):
         yield "demand", change, _demand(facts, case, factor)
     fewer = replace(case, curve=_fewer(case.curve), kept=_fewer(case.kept), disk_kept=_fewer(case.disk_kept))
@@ -52,16 +53,17 @@ def changes(facts: Facts, case: Case) -> Iterator[tuple[str, str, Case]]:
         yield "bytes a token takes in host memory", "x 1.5", replace(case, host=wider)
         yield "GPU time lost to stores", "all of it", replace(case, host=_stored(case.host, 2.0))
         yield "GPU time lost to stores", "none", replace(case, host=replace(case.host, stores_disturb=False))
-    yield from _dtypes(facts)
+    yield from _dtypes(made)
 
 
-def _dtypes(facts: Facts) -> Iterator[tuple[str, str, Case]]:
+def _dtypes(made: Solved) -> Iterator[tuple[str, str, Case]]:
     """Half or twice the bytes of a token, where the estimate's groups say that this is another KV dtype."""
-    for dtype in ("fp8", "bf16"):
-        other = with_kv_dtype(facts.estimate, dtype) if dtype != facts.estimate.kv_dtype else None
-        if other is not None and facts.estimate.kv_dtype in ("fp8", "bf16"):
-            moved = replace(facts, estimate=other, bytes_per_token_per_gpu=bytes_per_token(other))
-            yield "KV dtype", dtype, case_of(moved, gpu_room(moved), host_room(moved))
+    estimate = made.inputs.estimate
+    other = {"fp8": "bf16", "bf16": "fp8"}.get(estimate.data.kv_dtype)
+    derived = with_kv_dtype(estimate.data, other) if other else None
+    if derived and other:
+        inputs = replace(made.inputs, estimate=replace(estimate, data=derived))
+        yield "KV dtype", other, solved(inputs, made.facts.policy).case
 
 
 def _demand(facts: Facts, case: Case, factor: float) -> Case:
