@@ -154,13 +154,20 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Bytes of the checkpoint as stored, `bytes_per_gpu` on the fullest rank; `params` None where unknown."""
+    """Bytes of the checkpoint as stored, `bytes_per_gpu` on the fullest rank; `params` None where unknown.
+
+    `experts_bytes` are those of routed experts, `embedding_bytes` and `head_bytes` those of the first and the last
+    stage alone; None where the source does not tell them apart.
+    """
 
     bytes: Bytes
     bytes_per_gpu: Bytes
     params: Count | None
     provenance: Provenance
     source: str
+    experts_bytes: Bytes | None = None
+    embedding_bytes: Bytes | None = None
+    head_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,12 +218,16 @@ class CatalogueModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """How one replica is spread: tensor, pipeline, data and decode-context parallel sizes."""
+    """How one replica is spread: tensor, pipeline, data and decode-context parallel sizes.
+
+    With `expert_parallel` the experts are dealt over the ranks of all `dp` data-parallel engines together.
+    """
 
     tp: Count = 1
     pp: Count = 1
     dp: Count = 1
     dcp: Count = 1
+    expert_parallel: bool = False
 
     @property
     def gpus(self) -> int:
@@ -301,6 +312,19 @@ class BytesAt:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """One stretch of the curve of bytes against length: a sequence of `from_tokens` tokens holds `bytes_at_start`.
+
+    From there each token adds `bytes_per_token`, up to `to_tokens`, where a window is full (None: for ever).
+    """
+
+    from_tokens: Tokens
+    to_tokens: Tokens | None
+    bytes_per_token: Bytes
+    bytes_at_start: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvCost:
     """What caching costs. See docs/bytes.md for each definition."""
 
@@ -310,6 +334,7 @@ class KvCost:
     bytes_per_sequence_per_gpu: Bytes
     offload_bytes_per_token: Bytes
     bytes_at: tuple[BytesAt, ...] = ()
+    growth: tuple[Growth, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,6 +379,79 @@ EngineValue: TypeAlias = int | float | str | None | tuple[PageKind, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MixClass:
+    """Requests of one length of a workload: `share` of them are no longer than `tokens`, input and output together.
+
+    `bytes` is what one such request holds, all ranks together; `sequences` how many the KV memory admits at once.
+    """
+
+    share: Ratio
+    tokens: Tokens
+    bytes: Bytes
+    sequences: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixLoad:
+    """What was in the engine at once, `share` of the time no more: requests, their tokens, and the bytes these hold."""
+
+    share: Ratio
+    requests: float
+    tokens: float
+    bytes: Bytes
+    fits: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LengthMix:
+    """What the requests of a workload need, length by length; `mean_bytes_at_most` bounds the mean over all of them."""
+
+    requests: Count
+    classes: tuple[MixClass, ...]
+    mean_bytes_at_most: Bytes
+    loads: tuple[MixLoad, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaTokens:
+    """Tokens that one image, or one second of audio, adds to a request; None where the configs do not say."""
+
+    kind: Literal["image", "audio"]
+    count: float
+    tokens_each: float | None
+    tokens: Tokens | None
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogPoint:
+    """One start of an engine as its log says: `pool_bytes` of one rank hold `tokens` in requests of `context_tokens`.
+
+    `stated_tokens` is the log's own token figure where its concurrency says another; `expected_tokens` what this
+    estimate says for the same pool and length.
+    """
+
+    source: str
+    context_tokens: Tokens
+    tokens: Tokens
+    pool_bytes: Bytes
+    stated_tokens: Tokens | None = None
+    expected_tokens: Tokens | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogFit:
+    """What start-up lines say a request costs on one rank: a fixed part, and a slope a token."""
+
+    engine: str
+    points: tuple[LogPoint, ...]
+    bytes_per_token: float
+    bytes_per_sequence: float
+    worst_relative_error: float
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What one token and one sequence cost in bytes, in the engine that will hold them.
 
@@ -370,9 +468,19 @@ class Estimate:
     weights: Weights | None = None
     memory: GpuMemory | None = None
     compute: Compute | None = None
+    mix: LengthMix | None = None
+    media: tuple[MediaTokens, ...] = ()
+    log: LogFit | None = None
     engine_view: Mapping[str, EngineValue] = field(default_factory=dict)
     engine_version: str = ""
     findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimates:
+    """Several models side by side, under the same options."""
+
+    estimates: tuple[Estimate, ...]
 
 
 # ---------------------------------------------------------------------------------------------- requests

@@ -3,29 +3,57 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
-from kvplan.documents import Concurrency, Estimate, EstimateOptions, Finding, GpuMemory, Model, Weights
+from kvplan.documents import (
+    Concurrency,
+    Estimate,
+    EstimateOptions,
+    Finding,
+    GpuMemory,
+    Growth,
+    LengthMix,
+    LogFit,
+    MediaTokens,
+    MixClass,
+    MixLoad,
+    Model,
+    Percentiles,
+    Weights,
+    Workload,
+)
 from kvplan.engines.layout import Layout, engine, version
 from kvplan.engines.profiles import profile
 from kvplan.errors import LimitError, UsageError
 from kvplan.units import GiB, show_bytes
 
 DEFAULT_OVERHEAD = 4 * GiB  # the allowance of the engines' profiles
+NO_SERVER = ("none", "transformers")  # nothing of the GPU is set aside, and there is no memory fraction
+QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
 
-def estimate(model: Model, options: EstimateOptions) -> Estimate:
+def estimate(
+    model: Model,
+    options: EstimateOptions,
+    *,
+    workload: Workload | None = None,
+    media: Sequence[MediaTokens] = (),
+    log: LogFit | None = None,
+) -> Estimate:
     """The Estimate of a model under `options`.
 
-    Raises KvplanError for an engine, a KV dtype or a parallel layout that is unknown or cannot hold this model, and
-    LimitError where weights and overhead leave nothing for the cache.
+    `workload` adds what its mix of lengths needs, `media` the tokens that images and audio add to a request, `log` what
+    an engine's start-up lines say. Raises KvplanError for an engine, a KV dtype or a parallel layout that is unknown or
+    cannot hold this model, and LimitError where weights and overhead leave nothing for the cache.
     """
     _check(options)
     layout = engine(options.engine).lay_out(model, options)
     context = _context(model, options)
-    weights = _per_gpu(model.weights, options)
+    weights, shared = _per_gpu(model, options)
     memory, notes = _memory(model, options, layout, weights, context)
     at = tuple(layout.bytes_at(tokens, options.sequences) for tokens in options.at)
+    against = None if log is None else _against(log, layout)
     return Estimate(
         model=model.ref,
         engine=options.engine,
@@ -33,13 +61,16 @@ def estimate(model: Model, options: EstimateOptions) -> Estimate:
         parallel=options.parallel,
         block_tokens=layout.block_tokens,
         groups=layout.groups,
-        kv=replace(layout.cost, bytes_at=at),
+        kv=replace(layout.cost, bytes_at=at, growth=_growth(layout)),
         weights=weights,
         memory=memory,
         compute=model.compute,
+        mix=None if workload is None else _mix(layout, workload, memory, options),
+        media=tuple(media),
+        log=against,
         engine_view=layout.view(memory.kv_bytes if memory else None, context),
         engine_version=version(options.engine),
-        findings=(*model.findings, *layout.findings, *notes),
+        findings=(*model.findings, *layout.findings, *shared, *notes, *(against.findings if against else ())),
     )
 
 
@@ -60,11 +91,54 @@ def _context(model: Model, options: EstimateOptions) -> int | None:
     return min(asked, longest) if asked and longest else asked or longest
 
 
-def _per_gpu(weights: Weights | None, options: EstimateOptions) -> Weights | None:
-    """An even share of the weights over tensor and pipeline ranks."""
-    if weights is None or options.parallel.gpus == 1:
-        return weights
-    return replace(weights, bytes_per_gpu=-(-weights.bytes // options.parallel.gpus))
+# ------------------------------------------------------------------------------- growth with length
+
+
+def _growth(layout: Layout) -> tuple[Growth, ...]:
+    """The curve of one sequence, one copy, stretch by stretch: its slope falls where a window is full."""
+    groups = [group for group in layout.groups if group.kind != "cross"]
+    fixed = sum(group.bytes_per_sequence for group in layout.groups if group.window_tokens is None)
+    ends = sorted({group.window_tokens for group in groups if group.window_tokens})
+    found, held, start = [], fixed, 0
+    for end in [*ends, None]:
+        slope = sum(
+            group.bytes_per_token for group in groups if group.window_tokens is None or group.window_tokens > start
+        )
+        found.append(Growth(from_tokens=start, to_tokens=end, bytes_per_token=slope, bytes_at_start=held))
+        if end is not None:
+            held += slope * (end - start)
+            start = end
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------- weights on one GPU
+
+
+def _per_gpu(model: Model, options: EstimateOptions) -> tuple[Weights | None, tuple[Finding, ...]]:
+    """The weights on the fullest rank: layers by stage, the ends on theirs, all cut over tensor ranks.
+
+    With expert parallelism the experts are dealt over the ranks of all data-parallel engines, the rest is copied.
+    """
+    weights, parallel = model.weights, options.parallel
+    if weights is None or (parallel.gpus == 1 and not parallel.expert_parallel):
+        return weights, ()
+    known = (weights.experts_bytes, weights.embedding_bytes, weights.head_bytes)
+    experts, embedding, head = (part or 0 for part in known)
+    blocks = weights.bytes - experts - embedding - (head if head != embedding else 0)
+    if None in known or blocks < 0:
+        text = f"where the weights sit is not known: an even share over {parallel.gpus} GPUs is taken"
+        return (
+            replace(weights, bytes_per_gpu=-(-weights.bytes // parallel.gpus)),
+            (Finding(severity="info", code="weights-even-share", text=text),),
+        )
+    layers, stage = max(1, model.num_layers), -(-model.num_layers // parallel.pp)
+    ends = max(embedding, head) if parallel.pp > 1 else weights.bytes - experts - blocks
+    dealt = parallel.tp * (parallel.dp if parallel.expert_parallel else 1)
+    size = -(-(blocks * stage // layers + ends) // parallel.tp) + -(-(experts * stage // layers) // dealt)
+    return replace(weights, bytes_per_gpu=size), ()
+
+
+# ------------------------------------------------------------------------------- one GPU's memory
 
 
 def _memory(
@@ -99,7 +173,7 @@ def _memory(
 
 def _split(options: EstimateOptions, total: int, weights: Weights) -> GpuMemory:
     """One GPU's memory in three parts, by the engine's own rule. Raises LimitError where nothing is left."""
-    rules = None if options.engine == "none" else profile(options.engine)
+    rules = None if options.engine in NO_SERVER else profile(options.engine)
     overhead, source = options.overhead_bytes, "--overhead"
     if overhead is None:
         overhead = DEFAULT_OVERHEAD if rules is None else rules.overhead_bytes
@@ -152,3 +226,70 @@ def _filled(
     )
     longest = context or lengths[-1]
     return replace(memory, kv_tokens=layout.tokens_held(memory.kv_bytes, longest), max_concurrency=held), ()
+
+
+# ------------------------------------------------------------------------------- a mix of lengths
+
+
+def _mix(layout: Layout, workload: Workload, memory: GpuMemory | None, options: EstimateOptions) -> LengthMix:
+    """What the requests of a workload need: of each length alone, and together as they met in the log.
+
+    The percentiles of input and of output are added, which overstates where long inputs have short outputs.
+    """
+    classes, mean, before = [], 0.0, 0.0
+    for name, share in QUANTILES:
+        tokens = math.ceil(getattr(workload.input_lengths, name) + getattr(workload.output_lengths, name))
+        size = layout.bytes_at(tokens, 1).steady_bytes
+        held = layout.sequences_held(memory.kv_bytes, tokens) if memory is not None and tokens else None
+        classes.append(MixClass(share=share, tokens=tokens, bytes=size, sequences=held))
+        mean += (share - before) * size
+        before = share
+    return LengthMix(
+        requests=workload.requests,
+        classes=tuple(classes),
+        mean_bytes_at_most=math.ceil(mean),
+        loads=_loads(layout, workload.active_requests, workload.active_tokens, memory, options),
+    )
+
+
+def _loads(
+    layout: Layout,
+    requests: Percentiles | None,
+    tokens: Percentiles | None,
+    memory: GpuMemory | None,
+    options: EstimateOptions,
+) -> tuple[MixLoad, ...]:
+    """What was active at once: as many requests as that, each of the mean length then."""
+    if requests is None or tokens is None:
+        return ()
+    found = []
+    room = None if memory is None else memory.kv_bytes * options.parallel.gpus
+    for name, share in QUANTILES:
+        count, total = getattr(requests, name), getattr(tokens, name)
+        each = layout.bytes_at(math.ceil(total / count), 1).steady_bytes if count else 0
+        size = math.ceil(each * count)
+        fits = None if room is None else size <= room
+        found.append(MixLoad(share=share, requests=count, tokens=total, bytes=size, fits=fits))
+    return tuple(found)
+
+
+# ------------------------------------------------------------------------------- start-up lines
+
+
+def _against(log: LogFit, layout: Layout) -> LogFit:
+    """The fit with what this estimate expects of the same pools, and a finding for each that differs by 2 % or more."""
+    points = tuple(
+        replace(point, expected_tokens=layout.tokens_held(point.pool_bytes, point.context_tokens))
+        for point in log.points
+    )
+    notes = []
+    for point in points:
+        expected = point.expected_tokens or 0
+        if abs(point.tokens - expected) * 50 >= point.tokens:
+            ratio = point.tokens / expected if expected else math.inf
+            text = f"{point.source}: the log has {point.tokens:,} tokens at {point.context_tokens:,}, this estimate"
+            text += (
+                f" {expected:,} ({ratio:.2f} times): another version, dtype, parallel size or model than stated here"
+            )
+            notes.append(Finding(severity="warning", code="log-disagrees", text=text))
+    return replace(log, points=points, findings=(*log.findings, *notes))

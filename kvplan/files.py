@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvplan import __version__
-from kvplan.documents import Document, Estimate, Model, Plan, Probe, Workload
+from kvplan.documents import Document, Estimate, Estimates, LogFit, Model, Plan, Probe, Workload
 from kvplan.errors import KvplanError
 
 SCHEMA = 1
@@ -23,6 +23,8 @@ T = TypeVar("T")
 _TYPES: dict[str, Any] = {
     "kvplan.model": Document[Model],
     "kvplan.estimate": Document[Estimate],
+    "kvplan.estimates": Document[Estimates],
+    "kvplan.fit": Document[LogFit],
     "kvplan.workload": Document[Workload],
     "kvplan.probe": Document[Probe],
     "kvplan.plan": Document[Plan],
@@ -30,6 +32,8 @@ _TYPES: dict[str, Any] = {
 _KINDS: dict[type[Any], str] = {
     Model: "kvplan.model",
     Estimate: "kvplan.estimate",
+    Estimates: "kvplan.estimates",
+    LogFit: "kvplan.fit",
     Workload: "kvplan.workload",
     Probe: "kvplan.probe",
     Plan: "kvplan.plan",

@@ -212,15 +212,21 @@ def whole(size: Fraction) -> int:
 
 
 def stages(model: Model, pp: int) -> list[Model]:
-    """The layers of each pipeline stage: equal counts, a remainder going to the stages just before the last."""
-    count = len(model.order)
-    if pp > count:
-        raise KvplanError(f"--pp {pp} for {count} layers: at most one stage a layer")
-    sizes = [count // pp] * pp
-    for extra in range(count % pp):
+    """The layers of each pipeline stage: equal counts, a remainder going to the stages just before the last.
+
+    The layers that speculative decoding adds run on the last stage.
+    """
+    drafts = {place for place, layer in enumerate(model.layers) if any(cache.draft for cache in layer.caches)}
+    main = tuple(place for place in model.order if place not in drafts)
+    added = tuple(place for place in model.order if place in drafts)
+    if pp > len(main):
+        raise KvplanError(f"--pp {pp} for {len(main)} layers: at most one stage a layer")
+    sizes = [len(main) // pp] * pp
+    for extra in range(len(main) % pp):
         sizes[-2 - extra] += 1
     ends = [sum(sizes[: stage + 1]) for stage in range(pp)]
-    return [replace(model, order=model.order[end - size : end]) for end, size in zip(ends, sizes, strict=True)]
+    cut = [main[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    return [replace(model, order=part) for part in [*cut[:-1], cut[-1] + added]]
 
 
 def shares(groups: Sequence[CacheGroup]) -> tuple[int, int]:

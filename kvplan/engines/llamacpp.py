@@ -125,7 +125,7 @@ class LlamaCppLayout:
         """Kinds of layers in bytes as stored; a full window is its tokens, without the micro-batch."""
         return tuple(
             CacheGroup(
-                kind=group.cache.kind,
+                kind="draft" if group.cache.draft else group.cache.kind,
                 layers=group.layers,
                 bytes_per_token=group.layers * self._row(group.cache),
                 bytes_per_sequence=group.layers

@@ -93,11 +93,8 @@ class PagedLayout:
 
     @cached_property
     def shares(self) -> list[Share]:
-        """Each stage's share; a draft's layers run on the last."""
-        drafts, order = self.options.draft_layers, self.model.order
-        cut = stages(replace(self.model, order=order[: len(order) - drafts]), self.options.parallel.pp)
-        cut[-1] = replace(cut[-1], order=cut[-1].order + order[len(order) - drafts :])
-        return [self._share(stage) for stage in cut]
+        """Each stage's share."""
+        return [self._share(stage) for stage in stages(self.model, self.options.parallel.pp)]
 
     @cached_property
     def cost(self) -> KvCost:

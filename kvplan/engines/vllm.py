@@ -187,19 +187,14 @@ class VllmLayout:
 
     @cached_property
     def _stages(self) -> list[tuple[Model, Model]]:
-        """The layers of each stage in two parts; the layers of a draft run on the last stage."""
-        drafts = self.options.draft_layers
-        order = self.model.order
-        main = replace(self.model, order=order[: len(order) - drafts])
+        """The layers of each stage in two parts: those that are quantised, and those left in the model's dtype."""
         cut, place = [], 0
-        for stage in stages(main, self.options.parallel.pp):
-            places = range(place, place + len(stage.order))
-            place += len(stage.order)
-            skipped = tuple(order[index] for index in places if index in self._skipped)
-            kept = tuple(order[index] for index in places if index not in self._skipped)
+        for stage in stages(self.model, self.options.parallel.pp):
+            places = {place + index: kind for index, kind in enumerate(stage.order)}
+            place += len(places)
+            kept = tuple(kind for index, kind in places.items() if index not in self._skipped)
+            skipped = tuple(kind for index, kind in places.items() if index in self._skipped)
             cut.append((replace(stage, order=kept), replace(stage, order=skipped)))
-        last, plain = cut[-1]
-        cut[-1] = (replace(last, order=last.order + order[len(order) - drafts :]), plain)
         return cut
 
     @cached_property

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from kvplan.documents import Finding, Layer, LayerCache, Model, ModelRef, Recurrence, StateTensor, Weights
 from kvplan.errors import KvplanError
 from kvplan.models.gguf_header import LONGEST_KEPT, Counted, Header, Tensor, read_header
+from kvplan.models.weights import parts
 
 Recurrent = Literal["none", "all", "both", "no-kv-heads", "no-kv-heads-no-mlp", "interval"]
 
@@ -234,8 +235,16 @@ def _weights(tensors: list[Tensor], files: int) -> Weights | None:
     size = sum(by_type.values())
     shares = ", ".join(f"{kind} {part:,} B" for kind, part in sorted(by_type.items(), key=lambda item: -item[1]))
     plural = "header" if files == 1 else f"headers of {files} shards"
+    role = parts({tensor.name: tensor.bytes for tensor in tensors})
     return Weights(
-        bytes=size, bytes_per_gpu=size, params=params, provenance="measured", source=f"GGUF {plural}: {shares}"
+        bytes=size,
+        bytes_per_gpu=size,
+        params=params,
+        provenance="measured",
+        source=f"GGUF {plural}: {shares}",
+        experts_bytes=role["experts"],
+        embedding_bytes=role["embedding"],
+        head_bytes=role["head"],
     )
 
 

@@ -74,4 +74,13 @@ def weights(counts: Counts | None, root: Json, c: Config, dtype: str) -> Weights
         quantised = counts.experts if experts_only else counts.total - counts.embedding - counts.head - counts.routers
         source = f"counted from the config, {bits:g} bits a quantised weight, the rest {dtype}"
     size = round((quantised * bits + (counts.total - quantised) * plain) / 8)
-    return Weights(bytes=size, bytes_per_gpu=size, params=counts.total, provenance="configured", source=source)
+    return Weights(
+        bytes=size,
+        bytes_per_gpu=size,
+        params=counts.total,
+        provenance="configured",
+        source=source,
+        experts_bytes=round(counts.experts * bits / 8),
+        embedding_bytes=counts.embedding * plain // 8,
+        head_bytes=(counts.head or counts.embedding) * plain // 8,
+    )

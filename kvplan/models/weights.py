@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,24 @@ HEADER_LIMIT = 100 * 2**20  # the format's own limit
 FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
 
 Header = Mapping[str, Any]
+
+# What a tensor's name says of where it lives: routed experts are dealt out, the two ends sit on one stage each.
+ROLES = {
+    "experts": re.compile(r"(^|\.)experts\.|_exps\."),
+    "embedding": re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in)\.|^token_embd\."),
+    "head": re.compile(r"(^|\.)(lm_head|embed_out)\.|^output\.weight"),
+}
+
+
+def parts(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of experts, embedding and head among tensors given as name and bytes; a tied head is the embedding."""
+    found = dict.fromkeys(ROLES, 0)
+    for name, size in sizes.items():
+        role = next((role for role, pattern in ROLES.items() if pattern.search(name)), None)
+        if role is not None:
+            found[role] += size
+    found["head"] = found["head"] or found["embedding"]
+    return found
 
 
 def of_folder(folder: Path) -> Weights | None:
@@ -100,20 +119,25 @@ def parse_header(text: bytes, name: str, data_bytes: int | None = None) -> Heade
 
 def from_headers(headers: list[Header], source: str) -> Weights:
     """Bytes by the tensors' own offsets; parameters only where no tensor packs several into one element."""
-    size, params, packed, by_dtype = 0, 0, False, dict[str, int]()
+    size, params, packed, by_dtype, sizes = 0, 0, False, dict[str, int](), dict[str, int]()
     for header in headers:
-        for tensor in header.values():
+        for name, tensor in header.items():
             start, end = tensor["data_offsets"]
             dtype = str(tensor["dtype"])
             size += end - start
+            sizes[name] = end - start
             params += math.prod(tensor["shape"])
             packed = packed or dtype not in FLOATS
             by_dtype[dtype] = by_dtype.get(dtype, 0) + end - start
-    parts = ", ".join(f"{dtype} {size:,} B" for dtype, size in sorted(by_dtype.items(), key=lambda part: -part[1]))
+    shares = ", ".join(f"{dtype} {size:,} B" for dtype, size in sorted(by_dtype.items(), key=lambda part: -part[1]))
+    role = parts(sizes)
     return Weights(
         bytes=size,
         bytes_per_gpu=size,
         params=None if packed else params,
         provenance="measured",
-        source=f"{source}: {parts}",
+        source=f"{source}: {shares}",
+        experts_bytes=role["experts"],
+        embedding_bytes=role["embedding"],
+        head_bytes=role["head"],
     )
