@@ -283,6 +283,16 @@ def workload(
     tenant_by: TenantBy = None,
     ttl: Ttl = None,
     skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0,
+    measure_from: Annotated[float, typer.Option(metavar="SHARE", help="Where in the log warm figures begin.")] = 0.5,
+    policies: Annotated[str, typer.Option(metavar="NAME,…", help="fifo, lfu, arc, s3-fifo, optimal.")] = "",
+    replicas: Annotated[int | None, typer.Option(min=1, help="What if so many servers shared the requests.")] = None,
+    tiers: Annotated[str, typer.Option(metavar="TOKENS,…", help="What if tiers of these capacities, top first.")] = "",
+    isolate: Annotated[bool, typer.Option("--isolate", help="Keep tenants' blocks apart.")] = False,
+    join_blocks: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="What if blocks held so many tokens, a multiple.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Two logs: the second against the first.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Local processes that find the reuse.")] = 1,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -293,22 +303,33 @@ def workload(
     """
     from kvplan.console import answer, progress
     from kvplan.files import wrap
-    from kvplan.workload import profile
+    from kvplan.workload import profiled
 
-    tokens = tuple(_opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ())
-    ttl_s = _opt("--ttl", ttl, parse_duration)
     with progress(quiet) as listen:
-        requests = _requests(
+        data = profiled(
             logs,
-            listen=listen,
-            format=format,
-            block_tokens=block_tokens,
-            tokenizer=tokenizer,
-            tenant_by=tenant_by,
-            skip_bad=skip_bad,
+            lambda some: _requests(
+                list(some),
+                listen=listen,
+                format=format,
+                block_tokens=block_tokens,
+                tokenizer=tokenizer,
+                tenant_by=tenant_by,
+                skip_bad=skip_bad,
+            ),
+            compare=compare,
+            isolate=isolate,
+            join_blocks=join_blocks,
+            workers=workers,
+            tier_tokens=_opt("--tiers", tiers, _lengths) or (),
+            capacity_blocks=tuple(capacity_blocks or ()),
+            capacity_tokens=tuple(_opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ()),
+            ttl_s=_opt("--ttl", ttl, parse_duration),
+            measure_from=measure_from,
+            other_policies=tuple(name.strip() for name in policies.split(",") if name.strip()),
+            replicas=replicas,
+            progress=listen,
         )
-        blocks = tuple(capacity_blocks or ())
-        data = profile(requests, capacity_blocks=blocks, capacity_tokens=tokens, ttl_s=ttl_s, progress=listen)
     answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
 
 

@@ -5,15 +5,17 @@ Everything is in tokens and blocks, free of any model; docs/workload.md defines 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan import drift, policies, reuse, sharing, timeline, whatif
-from kvplan.documents import CurvePoint, Finding, HitRates, PrefixClass, Requests, ServiceModel, Tenant, Workload
+from kvplan import buckets, drift, hitcurve, policies, reuse, sharing, timeline, whatif
+from kvplan.comparison import compared
+from kvplan.documents import Finding, HitRates, Requests, ServiceModel, Tenant, Workload
 from kvplan.errors import KvplanError, UsageError
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_percent
@@ -21,10 +23,6 @@ from kvplan.units import show_duration, show_percent
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
-_PREFERRED = (10, 12.5, 16, 20, 25, 31.5, 40, 50, 63, 80)  # Renard's R10: ten steps a decade, the same for every log
-_DECADES = 5
-_HANDFUL = (0.003, 0.01, 0.03, 0.1, 0.3)  # of the unique blocks: where policies and what-ifs are measured
-_LEAST_CLASS_TOKENS = 64
 _LOAD_WINDOW_S = 300.0
 _MOST_TENANTS = 100
 _WORTH_SAYING = 0.01
@@ -61,8 +59,8 @@ def profile(
     tokens = reuse.run_tokens(runs, requests)
     gap_s = requests.time_s[runs.request] - requests.time_s[runs.toucher]
     alive = runs if ttl_s is None else runs.where(gap_s <= ttl_s)
-    grid = _capacities(reuse.unique_blocks(requests), asked)
-    ceiling = _curve(runs, requests, np.array([reuse.unique_blocks(requests)]))[0]
+    grid = hitcurve.grid(reuse.unique_blocks(requests), asked)
+    ceiling = hitcurve.points(runs, requests, np.array([reuse.unique_blocks(requests)]))[0]
     input_tokens = int(requests.input_tokens.sum())
     novel_tokens = input_tokens - ceiling.hit_tokens
     progress("measuring tenants and time")
@@ -83,7 +81,7 @@ def profile(
         ceiling_hit_ratio=_ratio(ceiling.hit_tokens, input_tokens),
         engine_hit_ratio=_ratio(_engine_hit_tokens(runs, requests), input_tokens),
         one_off_tokens_ratio=1 - _ratio(_reused_novel_tokens(runs, requests), novel_tokens),
-        curve=_curve(alive, requests, grid),
+        curve=hitcurve.points(alive, requests, grid),
         active_tokens=None,
         active_requests=None,
         service=held_by,
@@ -97,7 +95,7 @@ def profile(
     )
     progress("measuring what-ifs")
     extras = _what_ifs(runs, requests, asked, replicas, tiers)
-    played, said = _policies(runs, requests, _handful(requests, asked), other_policies, progress)
+    played, said = _policies(runs, requests, hitcurve.handful(requests, asked), other_policies, progress)
     findings = (
         *requests.findings,
         *_about_time(requests, held_by, same_moment, input_tokens, ttl_s),
@@ -105,6 +103,43 @@ def profile(
         *said,
     )
     return replace(core, **times, **extras, **played, findings=findings)
+
+
+def profiled(
+    logs: Sequence[Path],
+    read: Callable[[Sequence[Path]], Requests],
+    *,
+    compare: bool = False,
+    isolate: bool = False,
+    join_blocks: int | None = None,
+    workers: int = 1,
+    tier_tokens: Sequence[int] = (),
+    progress: Progress = silent,
+    **asked: Any,
+) -> Workload:
+    """Read logs and profile them, as `profile` does with `asked`, after what-ifs on the log itself.
+
+    With `compare` the two logs are two periods, and the second is profiled against the first. `isolate` keeps tenants
+    apart, `join_blocks` makes blocks of so many tokens, `workers` is the number of processes that find the reuse.
+    Raises UsageError for `compare` without two logs.
+    """
+
+    def one(requests: Requests) -> Workload:
+        if join_blocks is not None:
+            requests = whatif.coarser(requests, join_blocks)
+        if isolate:
+            requests = whatif.isolated(requests)
+        found = buckets.find_runs(requests, workers, progress) if workers > 1 else None
+        tiers = [tokens // requests.block_tokens for tokens in tier_tokens]
+        return profile(requests, tiers=tiers, runs=found, progress=progress, **asked)
+
+    if not compare:
+        return one(read(logs))
+    if len(logs) != 2:
+        raise UsageError(f"--compare takes two logs, the earlier period first, not {len(logs)}")
+    before, after = read(logs[:1]), read(logs[1:])
+    follows = bool(before.time_s[-1] <= after.time_s[0])  # false without time stamps
+    return compared(one(before), one(after), read(logs) if follows and not isolate else None)
 
 
 def _times(
@@ -163,21 +198,11 @@ def hit_rates(runs: reuse.Runs, requests: Requests, first: int) -> HitRates:
     )
 
 
-def _handful(requests: Requests, asked: Sequence[int]) -> list[int]:
-    """A few capacities of the grid, and those asked for."""
-    unique = reuse.unique_blocks(requests)
-    grid = _capacities(unique, ())
-    near = {
-        int(grid[np.abs(np.log(np.maximum(grid, 1)) - np.log(max(share * unique, 1))).argmin()]) for share in _HANDFUL
-    }
-    return sorted({*(one for one in near if one), *asked})
-
-
 def _what_ifs(
     runs: reuse.Runs, requests: Requests, asked: Sequence[int], replicas: int | None, tiers: Sequence[int]
 ) -> dict[str, Any]:
     """The fields that look at the log otherwise; all need its block ids."""
-    some = _handful(requests, asked)
+    some = hitcurve.handful(requests, asked)
     references = reuse.references(requests)
     whole = int(requests.input_tokens.sum())
     hits = int(reuse.run_tokens(runs, requests).sum())
@@ -212,13 +237,19 @@ def _policies(
     points = []
     for capacity in some:
         depths = policies.hit_depths(requests, "optimal", capacity, runs)
-        points.append(_curve(reuse.as_hits(depths), requests, np.array([capacity]), runs)[0])
+        points.append(hitcurve.points(reuse.as_hits(depths), requests, np.array([capacity]), runs)[0])
     return {"policies": others, "optimal": tuple(points)}, []
 
 
 def _refuse_nonsense(
     requests: Requests, asked: Sequence[int], ttl_s: float | None, timed: bool, measure_from: float
 ) -> None:
+    if not requests.hashed:
+        names = ", ".join(source.name for source in requests.sources) or "the log"
+        raise KvplanError(
+            f"{names}: has lengths only, so what it reuses cannot be known and no hit curve is drawn: "
+            "give a log with block ids or with the text of its prompts"
+        )
     if not 0 <= measure_from < 1:
         raise UsageError(f"--measure-from {measure_from:g}: a share of the log from 0 to below 1")
     if any(capacity < 0 for capacity in asked):
@@ -233,68 +264,6 @@ def _refuse_nonsense(
 
 def _ratio(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
-
-
-def _capacities(unique: int, asked: Sequence[int]) -> Ints:
-    """About ten capacities a decade over the five decades up to `unique`, that itself, and those asked for."""
-    grid = {unique, *asked}
-    decade = 1.0
-    while decade <= unique:
-        grid.update(round(step / 10 * decade) for step in _PREFERRED)
-        decade *= 10
-    least = unique / 10**_DECADES
-    return np.array(sorted(c for c in grid if c in asked or least <= c <= unique), np.int64)
-
-
-def _class_ends(longest: int) -> Ints:
-    last = max(longest - 1, 1).bit_length()
-    return 2 ** np.arange(_LEAST_CLASS_TOKENS.bit_length() - 1, max(last, 6) + 1, dtype=np.int64)
-
-
-def _curve(
-    runs: reuse.Runs, requests: Requests, capacities: Ints, stored: reuse.Runs | None = None
-) -> tuple[CurvePoint, ...]:
-    """The curve of `runs`; the cache fills with what `stored`, the runs of a cache without limit, leaves to store."""
-    covered = reuse.covered_tokens(requests)
-    ends = _class_ends(int(covered.max(initial=0)))
-    hits = reuse.sweep(runs, requests, capacities, ends)
-    counts = np.diff(requests.offsets)
-    fills = _fill_times(requests, counts - reuse.hit_depths(stored or runs, requests), capacities)
-    whole = int(requests.input_tokens.sum())
-    points = []
-    for i, capacity in enumerate(capacities.tolist()):
-        hit_tokens = int(hits.tokens[i].sum())
-        point = CurvePoint(
-            capacity_blocks=capacity,
-            capacity_tokens=capacity * requests.block_tokens,
-            hit_blocks=int(hits.hit_blocks[i]),
-            hit_tokens=hit_tokens,
-            hit_ratio=_ratio(hit_tokens, whole),
-            hit_requests=int(hits.requests[i].sum()),
-            reused_prefix_tokens_sq=int(hits.tokens_sq[i].sum()),
-            fill_time_s=fills[i],
-            prefixes=_classes(ends, hits.requests[i], hits.tokens[i], hits.tokens_sq[i]),
-        )
-        points.append(point)
-    return tuple(points)
-
-
-def _classes(ends: Ints, requests: Ints, tokens: Ints, tokens_sq: Ints) -> tuple[PrefixClass, ...]:
-    return tuple(
-        PrefixClass(at_most_tokens=end, requests=count, tokens=total, tokens_sq=square)
-        for end, count, total, square in zip(
-            ends.tolist(), requests.tolist(), tokens.tolist(), tokens_sq.tolist(), strict=True
-        )
-        if count
-    )
-
-
-def _fill_times(requests: Requests, novel_blocks: Ints, capacities: Ints) -> list[float | None]:
-    """When, after the first arrival, as many distinct blocks have come as each capacity holds; None if never."""
-    seen = np.cumsum(novel_blocks)
-    full = np.searchsorted(seen, capacities)
-    since = requests.time_s - requests.time_s[0]
-    return [None if i >= len(since) or np.isnan(since[i]) else float(since[i]) for i in full.tolist()]
 
 
 def _engine_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:

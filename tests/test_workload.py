@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from kvplan import files, reuse, timeline, whatif
 from kvplan.documents import CurvePoint, Requests, ServiceModel, Workload
 from kvplan.errors import KvplanError, UsageError
 from kvplan.logs import read
-from kvplan.workload import profile
+from kvplan.workload import profile, profiled
 
 PEER = {
     352: 3_083_336,
@@ -363,3 +364,30 @@ def test_other_policies_and_the_optimal_one_where_it_is_quick(conversation: Work
     assert best[1000].hit_blocks > points(conversation)[1000].hit_blocks
     assert best[1000].fill_time_s == points(conversation)[1000].fill_time_s
     assert sum(group.tokens for group in best[1000].prefixes) == best[1000].hit_tokens
+
+
+def test_what_ifs_on_the_log_itself_and_two_periods() -> None:
+    whole = make([[0, 1], [0, 1], [0, 1, 2]], [8, 8, 12], tenants=[0, 1, 0])
+    later = replace(make([[0, 1]], [8]), time_s=np.array([9.0]))
+    both = make([[0, 1], [0, 1], [0, 1, 2], [0, 1]], [8, 8, 12, 8], times=[0, 1, 2, 9])
+    logs = {("a",): whole, ("b",): later, ("a", "b"): both}
+
+    def one(*names: str, **asked: Any) -> Workload:
+        return profiled([Path(name) for name in names], lambda some: logs[tuple(map(str, some))], **asked)
+
+    assert one("a").input_tokens - one("a").novel_tokens == 16
+    assert one("a", isolate=True).input_tokens - one("a", isolate=True).novel_tokens == 8
+    assert one("a", join_blocks=8).block_tokens == 8
+    assert one("a", tier_tokens=(4, 10)).tiers[1].capacity_blocks == 2
+    assert one("a", workers=2) == one("a")
+    compared = one("a", "b", compare=True).compared
+    assert compared is not None
+    assert (compared.requests, compared.known_hit_ratio) == (3, 1)
+    with pytest.raises(UsageError, match="two logs, the earlier period first, not 1"):
+        one("a", compare=True)
+
+
+def test_a_log_of_lengths_has_no_curve_and_says_why() -> None:
+    lengths = replace(make([[], []], [3, 9]), hashed=False, block_tokens=1)
+    with pytest.raises(KvplanError, match="the log: has lengths only, so what it reuses cannot be known"):
+        profile(lengths)

@@ -6,7 +6,7 @@ import math
 
 from kvplan.documents import CurvePoint, Document, Workload
 from kvplan.page import Block, Fact, Facts, Page, Row, Section
-from kvplan.pages import parts, workload_figures
+from kvplan.pages import parts, workload_figures, workload_whatif
 from kvplan.pages.parts import fact
 from kvplan.units import show_duration, show_percent, show_tokens
 
@@ -19,9 +19,13 @@ def page(document: Document[Workload]) -> Page:
     sections = (
         _summary(workload),
         *_curve(workload),
+        *workload_whatif.compared(workload),
         *parts.findings(workload.findings),
         *_drift(workload),
+        *workload_whatif.starts(workload),
         *_reuse(workload),
+        *workload_whatif.sharing(workload),
+        *workload_whatif.otherwise(workload),
         *_over_time(workload),
         _lengths(workload),
         *_tenants(workload),
@@ -127,6 +131,7 @@ def _over_time(workload: Workload) -> tuple[Section, ...]:
             for one in workload.working_set
         ]
         blocks.append(parts.table(">window|>mean tokens|>most tokens", rows, title="Working set"))
+    blocks += workload_whatif.arrivals(workload)
     if not blocks:
         return ()
     reading = "The working set is what a window of time touches; active tokens belong to requests in flight."
