@@ -1237,7 +1237,7 @@ class Policy:
     host_link_bytes_per_s: Rate | None = None
     allow_flagged_links: bool = False
     minimum_disk_life_s: Seconds = 31_536_000.0
-    routing: Literal["affinity", "round-robin"] = "affinity"
+    routing: Literal["affinity", "session", "round-robin"] = "affinity"
     share: Literal["all", "tenant", "none"] = "all"
     restart_every_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     expansion: Annotated[float, msgspec.Meta(ge=1)] = 1.0

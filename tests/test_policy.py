@@ -15,7 +15,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_plan import GiB, Plan, Policy, estimate_with, limit_of, planned, tiny_log, workload_with
 
-from kvplan.documents import CacheGroup, CgroupLevel, Hits, Isolation, Parallel, Pinning, Reserve, Tenant, Workload
+from kvplan.documents import (
+    CacheGroup,
+    CgroupLevel,
+    Hits,
+    Isolation,
+    Parallel,
+    Pinning,
+    Replicas,
+    Reserve,
+    Tenant,
+    Workload,
+)
 from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand, Tier, level, options
 from kvplan.planning.curves import curves_of, scaled, second_use
@@ -77,17 +88,7 @@ def test_256_salted_tenants_keep_nine_tenths_of_the_reuse_and_store_the_shared_p
 
 
 def test_a_measured_curve_of_separate_tenants_is_used_as_it_is() -> None:
-    base = samples.workload().data
-    hits = tuple(
-        Hits(
-            capacity_blocks=point.capacity_blocks,
-            hit_requests=point.hit_requests,
-            hit_blocks=point.hit_blocks // 2,
-            hit_tokens=point.hit_tokens // 2,
-            hit_ratio=point.hit_ratio / 2,
-        )
-        for point in base.curve
-    )
+    base, hits = samples.workload().data, halved()
     isolation = Isolation(hit_tokens=10, isolated_hit_tokens=5, blocks=100, isolated_blocks=150, curve=hits)
     found = curves_of(replace(base, isolation=isolation), Policy(share="tenant"), 1, False)
     assert [point.hit_tokens for point in found.gpu.points] == [hit.hit_tokens for hit in hits if hit.hit_tokens]
@@ -475,3 +476,53 @@ def test_a_scaled_point_never_gains(ratio: float, capacity: int) -> None:
     less = scaled(point, ratio)
     assert less.hit_tokens <= point.hit_tokens
     assert all(part.tokens <= whole.tokens for part, whole in zip(less.prefixes, point.prefixes, strict=True))
+
+
+def halved() -> tuple[Hits, ...]:
+    """Half the hits of the sample's curve at every capacity."""
+    return tuple(
+        Hits(
+            capacity_blocks=point.capacity_blocks,
+            hit_requests=point.hit_requests,
+            hit_blocks=point.hit_blocks // 2,
+            hit_tokens=point.hit_tokens // 2,
+            hit_ratio=point.hit_ratio / 2,
+        )
+        for point in samples.workload().data.curve
+    )
+
+
+def test_a_replay_of_the_routing_is_used_where_the_workload_holds_one() -> None:
+    """What one of four servers hits, replayed: nothing is bounded or assumed any more."""
+    base, hits = samples.workload().data, halved()
+    rows = tuple(
+        Replicas(replicas=4, routing=routing, ceiling=hits[-1], load_imbalance=1.5, computed_imbalance=1.2, curve=hits)
+        for routing in ("round-robin", "session", "affinity")
+    )
+    for row in rows:
+        policy = Policy(replicas=4, routing=row.routing)  # type: ignore[arg-type]
+        found = curves_of(replace(base, replicas=rows), policy, 4, False)
+        assert found.one_server
+        assert [point.hit_tokens for point in found.gpu.points] == [hit.hit_tokens for hit in hits if hit.hit_tokens]
+        plan = planned(policy, workload=workload_with(replicas=rows), probe=samples.probe_without_gpu())
+        assert "routing-replayed" in codes(plan)
+        assert not any("affinity" in reason or "lower bound" in reason for reason in plan.confidence.reasons)
+    with pytest.raises(KvplanError, match="kvplan workload --replicas 4"):
+        planned(Policy(replicas=4, routing="session"), probe=samples.probe_without_gpu())
+
+
+def test_a_ttl_in_the_workloads_own_curve_does_not_hold_for_the_curves_of_tenants() -> None:
+    isolation = Isolation(hit_tokens=1, isolated_hit_tokens=1, blocks=1, isolated_blocks=1, curve=halved())
+    with_ttl = replace(samples.workload().data, ttl_s=60.0, isolation=isolation)
+    whole = curves_of(with_ttl, Policy(ttl_s=60.0), 1, False)
+    assert whole.host.points == whole.gpu.points
+    apart = curves_of(with_ttl, Policy(ttl_s=60.0, share="tenant"), 1, False)
+    assert len(apart.host.points) < len(apart.gpu.points)
+
+
+def test_a_prefill_measured_on_other_gpus_than_a_replica_has_is_not_used() -> None:
+    document = samples.probe()
+    for gpus, used in ((1, True), (2, False), (None, True)):
+        prefill = replace(samples.prefill(), gpus=gpus)
+        plan = planned(probe=replace(document, data=replace(document.data, prefill=(prefill,))))
+        assert (plan.prefill.provenance == "measured") is used

@@ -64,10 +64,12 @@ def curves_of(workload: Workload, policy: Policy, replicas: int, disk_survives: 
     if one_server:
         first *= replicas
     lasting, brief = Curve(points), Curve(_restarted(workload, policy, points, findings))
+    replayed = any(finding.code == "routing-replayed" for finding in findings)
+    own = not replayed and (policy.share != "tenant" or workload.isolation is None)
     return Curves(
         gpu=brief,
-        host=_retained(workload, policy, brief),
-        disk=_retained(workload, policy, lasting if disk_survives else brief),
+        host=_retained(workload, policy, brief, own=own),
+        disk=_retained(workload, policy, lasting if disk_survives else brief, own=own),
         one_server=one_server,
         ceiling_tokens=ceiling,
         first_reuse_tokens=first,
@@ -125,6 +127,11 @@ def _routed(
         text = f"{replicas} replicas share the log by prefix affinity; round robin would reuse less"
         findings.append(Finding(severity="warning", code="affinity-assumed", text=text))
         return points, False
+    if policy.routing == "session":
+        raise KvplanError(
+            f"hits of {replicas} replicas that keep a session each are not in the workload: profile the log with "
+            f"`kvplan workload --replicas {replicas}`, and let tenants share"
+        )
     text = (
         f"round robin over {replicas} replicas: a reuse finds the replica of the last use again one time in "
         f"{replicas}; only these hits are counted, which is a lower bound"
@@ -136,7 +143,7 @@ def _routed(
 def _measured(found: Iterable[Replicas], policy: Policy, replicas: int) -> Replicas | None:
     """The workload's own replay of this routing, if it holds one."""
     return next(
-        (one for one in found if one.replicas == replicas and policy.routing in one.routing and one.curve), None
+        (one for one in found if one.replicas == replicas and policy.routing == one.routing and one.curve), None
     )
 
 
@@ -188,13 +195,14 @@ def _restarted(
     return tuple(scaled(point, kept / whole) for point in points)
 
 
-def _retained(workload: Workload, policy: Policy, curve: Curve) -> Curve:
+def _retained(workload: Workload, policy: Policy, curve: Curve, *, own: bool) -> Curve:
     """The part of a curve that a tier can use under the retention policy.
 
-    A cache that drops what was not used for longer than it takes to fill holds no more than it took in by then.
+    A cache that drops what was not used for longer than it takes to fill holds no more than it took in by then. The
+    workload's `own` curve has its TTL in it already; those of separate tenants and replicas are free of it.
     """
     ttl = policy.ttl_s
-    if ttl is None or (workload.ttl_s is not None and workload.ttl_s <= ttl):
+    if ttl is None or (own and workload.ttl_s is not None and workload.ttl_s <= ttl):
         return curve
     span = workload.span_s or 0.0
     return Curve([point for point in curve.points if (span if point.fill_time_s is None else point.fill_time_s) <= ttl])

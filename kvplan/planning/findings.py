@@ -23,7 +23,7 @@ def policy_costs(made: Solved) -> tuple[PolicyCost, ...]:
         ("forbidding a host tier", policy.forbid_host, replace(policy, forbid_host=False)),
         ("the time to live", policy.ttl_s is not None, replace(policy, ttl_s=None)),
         (_sharing(policy), policy.share != "all", replace(policy, share="all")),
-        ("routing by round robin", _spread(made), replace(policy, routing="affinity")),
+        (_routing(policy), _spread(made), replace(policy, routing="affinity")),
         ("restarts", policy.restart_every_s is not None, replace(policy, restart_every_s=None)),
     )
     return tuple(_policy_cost(made, what, other) for what, applies, other in without if applies)
@@ -34,7 +34,11 @@ def _sharing(policy: Policy) -> str:
 
 
 def _spread(made: Solved) -> bool:
-    return made.facts.policy.routing == "round-robin" and made.facts.replicas > 1
+    return made.facts.policy.routing != "affinity" and made.facts.replicas > 1
+
+
+def _routing(policy: Policy) -> str:
+    return "routing by session" if policy.routing == "session" else "routing by round robin"
 
 
 def _policy_cost(made: Solved, what: str, other: Policy) -> PolicyCost:
@@ -72,6 +76,7 @@ _CODES = {
     "keeping tenants apart": "isolation-cost",
     "sharing no cached block": "isolation-cost",
     "routing by round robin": "routing-cost",
+    "routing by session": "routing-cost",
     "restarts": "restart-cost",
 }
 

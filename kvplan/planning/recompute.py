@@ -25,6 +25,9 @@ def _mismatch(prefill: Prefill, estimate: Estimate, probe: Probe | None, gpu: Gp
     """Why a measured prefill does not speak for this plan; empty where it does."""
     if _name(prefill.model) != _name(estimate.model.id):
         return f"the prefill measured for {prefill.model} is not used: the plan is for {estimate.model.id}"
+    wanted = estimate.parallel.gpus
+    if prefill.gpus is not None and prefill.gpus != wanted:
+        return f"the prefill measured on {prefill.gpus} GPU(s) is not used: a replica of this plan has {wanted}"
     devices = [device.name for device in probe.host.gpus] if probe else []
     if gpu is not None and prefill.provenance == "measured" and prefill.device not in devices:
         return f"the prefill measured on {prefill.device} is not used: the plan is for {gpu.name}"

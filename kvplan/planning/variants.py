@@ -177,7 +177,7 @@ _CHANGES: dict[str, Callable[[PlanInputs, Policy, str], Variant]] = {
     "headroom": _field("headroom_ratio", _number),
     "expansion": _field("expansion", _number),
     "share": _field("share", _one_of("all", "tenant", "none")),
-    "routing": _field("routing", _one_of("affinity", "round-robin")),
+    "routing": _field("routing", _one_of("affinity", "session", "round-robin")),
     "disk-admission": _field("disk_admission", _one_of("all", "second-use")),
     "price-view": _field("price_view", _one_of("owned", "bought", "rented")),
     "forbid-disk": _field("forbid_disk", _yes),
