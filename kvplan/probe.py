@@ -7,19 +7,20 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvplan import probe_disk, probe_gpu, probe_host
+from kvplan import probe_disk, probe_gpu, probe_host, probe_prefill
 from kvplan.documents import Finding, Host, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
 from kvplan.probing import cuda
+from kvplan.probing.kv_block import kv_block
 from kvplan.probing.merging import merge
 from kvplan.progress import Progress, silent
 from kvplan.units import show_bytes, show_duration
 
-__all__ = ["PARTS", "ProbePlan", "announce", "measure", "merge", "plan_of"]
+__all__ = ["PARTS", "ProbePlan", "announce", "kv_block", "measure", "merge", "plan_of"]
 
-PARTS = ("host", "disk", "gpu")
-# Of the time left when both are measured; a GPU's cells settle sooner than a drive's.
-_GPU_SHARE = 0.4
+PARTS = ("host", "disk", "gpu", "prefill")
+# How the time is shared among the parts that are measured; a GPU's cells settle sooner than a drive's.
+_WEIGHTS = {"disk": 6, "gpu": 4, "prefill": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,8 @@ class ProbePlan:
     host: Host
     disks: tuple[probe_disk.DiskPlan, ...]
     gpu_s: float
+    prefill_s: float = 0.0
+    prefill_of: str = ""
 
     @property
     def write_bytes(self) -> int:
@@ -44,6 +47,8 @@ class ProbePlan:
         ]
         if self.gpu_s:
             told.append(f"GPUs: page-locked copies in both directions; up to {show_duration(self.gpu_s)}")
+        if self.prefill_s:
+            told.append(f"prefill of {self.prefill_of}; up to {show_duration(self.prefill_s)}")
         return tuple(told)
 
 
@@ -56,12 +61,12 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
     if not sys.platform.startswith("linux"):
         raise KvplanError("probing needs Linux: run it on the machine that will serve")
     host = probe_host.inventory()
-    gpu_s = _gpu_seconds(options, parts, host)
+    shares = _shares(options, parts, host)
     folders = tuple(dict.fromkeys(options.disks)) if "disk" in parts else ()
     disks = tuple(
         probe_disk.plan(
             Path(folder),
-            seconds=(options.budget_s - gpu_s) / len(folders),
+            seconds=shares["disk"] / len(folders),
             write_bytes=options.write_budget_bytes // len(folders),
             file_bytes=options.file_bytes,
             granules=options.granule_bytes,
@@ -70,7 +75,19 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         )
         for folder in folders
     )
-    return ProbePlan(host=host, disks=disks, gpu_s=gpu_s)
+    return ProbePlan(
+        host=host,
+        disks=disks,
+        gpu_s=shares.get("gpu", 0.0),
+        prefill_s=shares.get("prefill", 0.0),
+        prefill_of=_prefill_words(options),
+    )
+
+
+def _prefill_words(options: ProbeOptions) -> str:
+    if options.server:
+        return f"the model that {options.server} serves, by requests of one token each"
+    return f"{options.model.model.ref.id}, cut to a few layers with random weights" if options.model else ""
 
 
 def _parts(options: ProbeOptions) -> tuple[str, ...]:
@@ -79,15 +96,23 @@ def _parts(options: ProbeOptions) -> tuple[str, ...]:
         raise UsageError(f"--only {unknown[0]}: not a part of a probe: choose among {', '.join(PARTS)}")
     if "disk" in options.only and not options.disks:
         raise UsageError("--only disk needs a folder on the drive to measure: add --disk DIR")
+    if "prefill" in options.only and options.model is None and options.server is None:
+        raise UsageError("--only prefill needs a model to measure: add --model MODEL, or --server URL")
     if options.budget_s <= 0:
         raise UsageError("a probe needs some time: give a budget above zero")
     return options.only or PARTS
 
 
-def _gpu_seconds(options: ProbeOptions, parts: tuple[str, ...], host: Host) -> float:
-    if "gpu" not in parts or not host.gpus:
-        return 0.0
-    return options.budget_s * (_GPU_SHARE if options.disks and "disk" in parts else 1.0)
+def _shares(options: ProbeOptions, parts: tuple[str, ...], host: Host) -> dict[str, float]:
+    """Seconds for each part that will be measured."""
+    there = {
+        "disk": bool(options.disks),
+        "gpu": bool(host.gpus),
+        "prefill": options.model is not None or options.server is not None,
+    }
+    active = [part for part, is_there in there.items() if is_there and part in parts]
+    total = sum(_WEIGHTS[part] for part in active)
+    return {part: options.budget_s * _WEIGHTS[part] / total for part in active}
 
 
 def announce(options: ProbeOptions) -> tuple[str, ...]:
@@ -116,7 +141,38 @@ def measure(options: ProbeOptions, progress: Progress = silent) -> Probe:
             written_bytes=probe.written_bytes + found.written_bytes,
             findings=(*probe.findings, *found.findings),
         )
+    if todo.prefill_s:
+        probe = _with_prefill(probe, options, todo.prefill_s, progress)
     return replace(probe, wall_s=time.monotonic() - began)
+
+
+def _with_prefill(probe: Probe, options: ProbeOptions, seconds: float, progress: Progress) -> Probe:
+    """The probe with what recomputing costs. Where it cannot be measured that is an error only if it was asked for."""
+    tokens = options.prefill_tokens
+    try:
+        if options.server:
+            wanted = options.model.model.ref.id if options.model else None
+            found = probe_prefill.measure_server(
+                options.server, wanted, probe.host, seconds=seconds, tokens=tokens, progress=progress
+            )
+        else:
+            assert options.model is not None  # prefill has no share of the time without either
+            model = options.model.model
+            found = probe_prefill.measure(
+                options.model.raw,
+                model.ref.id,
+                probe_prefill.device(probe.host, model.ref.id, progress),
+                seconds=seconds,
+                tokens=tokens,
+                longest=model.ref.max_context_tokens,
+                progress=progress,
+            )
+    except KvplanError as error:
+        if "prefill" in options.only:
+            raise
+        finding = Finding(severity="warning", code="prefill-not-measured", text=f"no prefill was measured: {error}")
+        return replace(probe, findings=(*probe.findings, finding))
+    return replace(probe, prefill=(*probe.prefill, found.prefill), findings=(*probe.findings, *found.findings))
 
 
 def _with_gpus(probe: Probe, options: ProbeOptions, seconds: float, progress: Progress) -> Probe:

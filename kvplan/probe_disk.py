@@ -31,6 +31,8 @@ _FILE = 2 * GiB
 _SMALLEST_FILE = 64 * MiB
 _CELL_S = 2.0
 _SHORTEST_CELL_S = 0.02
+# The share of the time kept for the long write at the end.
+_SUSTAINED_SHARE = 0.1
 # The share of the time given to writing the file and to reading it back; a slow drive gets a smaller file instead.
 _FILL_SHARE, _CHECK_SHARE = 0.25, 0.15
 
@@ -213,7 +215,10 @@ class _Run:
 
     def _sweep(self, cell: Cell, position: int, cells: int) -> None:
         """One cell; the last, which writes until the rate holds, takes all the time that is left."""
-        left = self._left_s() if cell.sustained else min(_CELL_S, self._left_s() / (cells - position))
+        left = self._left_s()
+        if not cell.sustained:
+            kept = self.todo.seconds * _SUSTAINED_SHARE if self.todo.cells[-1].sustained else 0.0
+            left = min(_CELL_S, (left - kept) / (cells - position))
         share = 0.1 + 0.9 * position / cells
         try:
             self.outcomes += self.runner.run(cell, self.size, self.filled, max(_SHORTEST_CELL_S, left), share)

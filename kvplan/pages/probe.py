@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from kvplan.documents import Disk, Document, GpuDevice, Host, Link, Prefill, Probe
+from kvplan.documents import BlockDevice, Disk, Document, GpuDevice, Host, Link, Prefill, Probe
 from kvplan.page import Axis, Block, Fact, Facts, Figure, Page, Plot, Role, Row, Section, Series
 from kvplan.pages import parts
 from kvplan.pages.parts import fact
 from kvplan.units import show_bytes, show_duration, show_rate
 
 _ROLES: tuple[Role, ...] = ("main", "second", "third", "fourth", "muted", "danger")
+_COMPARISON = "comparison"
 _WORDS = {"read": "disk read", "write": "disk write", "h2d": "host to GPU", "d2h": "GPU to host", "mixed": "both ways"}
 
 
@@ -21,6 +22,8 @@ def page(document: Document[Probe]) -> Page:
         *parts.findings(probe.findings),
         *_prefill(probe),
         *_throughput(probe),
+        *_engines(probe),
+        *_means(probe),
         *_cells(probe),
         _limits(probe.host),
         *_pinning(probe),
@@ -78,6 +81,7 @@ def _summary(probe: Probe) -> Section:
     ]
     for disk in probe.capacity:
         note = f"free of {show_bytes(disk.total_bytes)}, {disk.filesystem}, direct I/O {disk.direct}"
+        note += f"; not to be trusted: {', '.join(disk.flags)}" if disk.flags else ""
         facts.append(fact(f"disk {disk.path}", show_bytes(disk.free_bytes), note, "measured"))
     return Section(name="summary", heading="At a glance", blocks=(Facts(items=tuple(facts)),), first=True)
 
@@ -97,7 +101,12 @@ def _row(link: Link, whole: bool) -> Row:
         cpu = "" if link.cpu_s_per_gb is None else f"{link.cpu_s_per_gb:.3g}"
         cells += [f"{link.samples:,}", cpu, "" if link.concurrent == "none" else link.concurrent, link.method]
     cells.append(", ".join(link.flags))
-    return Row(cells=tuple(cells), tone="warning" if link.flags else "plain")
+    return Row(cells=tuple(cells), tone="warning" if set(link.flags) - {_COMPARISON} else "plain")
+
+
+def _plain(link: Link) -> bool:
+    """One size at one depth in one direction, as the sweep measures; no engine's shape, no other means."""
+    return link.preset is None and link.direction != "mixed" and _COMPARISON not in link.flags
 
 
 _COLUMNS = "route|-what|>granule|>depth|>median|->p5 to p95|>latency p50|>p99"
@@ -105,10 +114,11 @@ _COLUMNS = "route|-what|>granule|>depth|>median|->p5 to p95|>latency p50|>p99"
 
 def _best(probe: Probe) -> tuple[Section, ...]:
     """The quickest cell of each route: what fits on a first screen."""
-    routes = dict.fromkeys((link.source, link.target, link.direction) for link in probe.links)
+    links = [link for link in probe.links if _plain(link)]
+    routes = dict.fromkeys((link.source, link.target, link.direction) for link in links)
     quickest = [
         max(
-            (link for link in probe.links if (link.source, link.target, link.direction) == route),
+            (link for link in links if (link.source, link.target, link.direction) == route),
             key=lambda link: (not link.flags, link.p50_bytes_per_s),
         )
         for route in routes
@@ -128,11 +138,69 @@ def _cells(probe: Probe) -> tuple[Section, ...]:
     return (Section(name="cells", heading="Every measurement", blocks=(block,)),)
 
 
+def _engines(probe: Probe) -> tuple[Section, ...]:
+    """Cells that move data as one engine does, both directions as they meet there."""
+    shaped = [link for link in probe.links if link.preset]
+    if not shaped:
+        return ()
+    rows = [
+        Row(
+            cells=(
+                link.preset or "",
+                *_row(link, False).cells[1:5],
+                *_row(link, False).cells[6:8],
+                "alone" if link.concurrent == "none" else link.concurrent,
+                ", ".join(link.flags),
+            ),
+            tone="warning" if link.flags else "plain",
+        )
+        for link in shaped
+    ]
+    columns = "shape|what|>granule|>depth|>median|>latency p50|>p99|meanwhile|not to be trusted because"
+    reading = (
+        "The same threads, sizes and calls as the engine's; its other work is not there to slow them, so expect less."
+    )
+    return (
+        Section(
+            name="engines",
+            heading="As serving engines do it",
+            reading=reading,
+            blocks=(parts.table(columns, rows),),
+            first=True,
+        ),
+    )
+
+
+def _means(probe: Probe) -> tuple[Section, ...]:
+    """Other means beside the plain cell of the same size, depth and direction."""
+    rows = []
+    for link in probe.links:
+        if _COMPARISON not in link.flags:
+            continue
+        plain = next((one for one in probe.links if _plain(one) and _same_shape(one, link)), None)
+        if plain is None:
+            plain = next((one for one in probe.links if one.preset and not one.flags and _same_shape(one, link)), None)
+        against = f"{link.p50_bytes_per_s / plain.p50_bytes_per_s:.2f}" if plain and plain.p50_bytes_per_s else ""
+        cpu = "" if link.cpu_s_per_gb is None else f"{link.cpu_s_per_gb:.3g}"
+        shape = f"{show_bytes(link.granule_bytes)} x {link.depth}"
+        rows.append((_WORDS[link.direction], shape, show_rate(link.p50_bytes_per_s), against, cpu, link.method))
+    if not rows:
+        return ()
+    columns = "what|>granule x depth|>median|>times the plain cell|>CPU s/GB|-method"
+    reading = "Other ways to move the same data: for comparison, no plan rests on them."
+    return (Section(name="means", heading="By other means", reading=reading, blocks=(parts.table(columns, rows),)),)
+
+
+def _same_shape(one: Link, two: Link) -> bool:
+    ends = (one.source, one.target, one.direction, one.granule_bytes, one.depth, one.concurrent)
+    return ends == (two.source, two.target, two.direction, two.granule_bytes, two.depth, two.concurrent)
+
+
 def _throughput(probe: Probe) -> tuple[Section, ...]:
     media = (("disk", ("read", "write")), ("gpu", ("h2d", "d2h")))
     figures: list[Figure] = []
     for medium, directions in media:
-        links = [link for link in probe.links if link.direction in directions]
+        links = [link for link in probe.links if link.direction in directions and _plain(link)]
         for end in dict.fromkeys(_far_end(link) for link in links):
             cells = [link for link in links if _far_end(link) == end and link.concurrent == "none" and not link.flags]
             if cells:
@@ -300,10 +368,33 @@ def _drives(probe: Probe) -> tuple[Section, ...]:
     if not probe.capacity:
         return ()
     columns = "`folder|drive|filesystem|>size|>free|direct I/O|proof|>rated writes|flags"
+    blocks: list[Block] = [parts.table(columns, [_drive(disk) for disk in probe.capacity])]
+    members = {drive.name: drive for disk in probe.capacity for drive in disk.members}
+    if members:
+        columns = (
+            "device|`PCI|link|>NUMA node|scheduler|>requests|>largest I/O|>segments|>written in its life|>life used"
+        )
+        blocks.append(parts.table(columns, [_member(drive) for drive in members.values()]))
+    return (Section(name="drives", heading="Drives", blocks=tuple(blocks)),)
+
+
+def _member(drive: BlockDevice) -> tuple[str, ...]:
+    def word(value: object) -> str:
+        return parts.UNKNOWN if value is None else str(value)
+
+    path = " > ".join((*drive.bridges, drive.pci)) if drive.pci else parts.UNKNOWN
+    link = word(drive.link) + (f" (up to {drive.max_link})" if drive.max_link not in (None, drive.link) else "")
     return (
-        Section(
-            name="drives", heading="Drives", blocks=(parts.table(columns, [_drive(disk) for disk in probe.capacity]),)
-        ),
+        drive.name,
+        path,
+        link,
+        word(drive.numa_node),
+        word(drive.scheduler),
+        word(drive.requests),
+        parts.bytes_or_unknown(drive.max_io_bytes),
+        word(drive.max_segments),
+        parts.bytes_or_unknown(drive.lifetime_written_bytes),
+        parts.UNKNOWN if drive.used_ratio is None else f"{drive.used_ratio:.0%}",
     )
 
 

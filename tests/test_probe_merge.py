@@ -1,0 +1,90 @@
+"""Several probes of one host made one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import samples
+
+from kvplan.documents import Document, Finding, Probe
+from kvplan.errors import KvplanError, UsageError
+from kvplan.files import dump, load, wrap
+from kvplan.probe import merge
+
+
+def made(at: str, **changes: Any) -> Document[Probe]:
+    document = samples.probe()
+    return replace(document, created=at, data=replace(document.data, **changes))
+
+
+def test_parts_measured_apart_add_up() -> None:
+    whole = samples.probe().data
+    disks = made(
+        "2026-01-01T00:00:00Z",
+        pinning=(),
+        prefill=(),
+        links=tuple(one for one in whole.links if "disk" in one.source + one.target),
+    )
+    gpus = made(
+        "2026-01-02T00:00:00Z", capacity=(), links=tuple(one for one in whole.links if "gpu" in one.source + one.target)
+    )
+    found = merge([gpus, disks])
+    assert set(found.links) == set(whole.links)
+    assert (found.capacity, found.pinning, found.prefill) == (whole.capacity, whole.pinning, whole.prefill)
+    assert found.wall_s == pytest.approx(2 * whole.wall_s)
+    assert found.written_bytes == 2 * whole.written_bytes
+
+
+def test_of_what_was_measured_twice_the_later_stands_whatever_the_order() -> None:
+    old = made("2026-01-01T00:00:00Z")
+    link = replace(old.data.links[0], p50_bytes_per_s=1.0, flags=("not-steady",))
+    new = made("2026-02-01T00:00:00Z", links=(link,))
+    for order in ([old, new], [new, old]):
+        found = merge(order)
+        assert len(found.links) == len(old.data.links)
+        assert [one for one in found.links if one.p50_bytes_per_s == 1.0] == [link]
+
+
+def test_findings_of_a_folder_measured_again_are_those_of_the_later() -> None:
+    path = samples.probe().data.capacity[0].path
+    stale = Finding(severity="warning", code="disk-not-steady", text=f"{path}: slowed down")
+    other = Finding(severity="info", code="disk-slow", text="/elsewhere: slow")
+    nothing = Finding(severity="info", code="no-disk", text="no folder was given")
+    old = made("2026-01-01T00:00:00Z", findings=(stale, other, nothing))
+    new = made("2026-02-01T00:00:00Z", findings=(other,))
+    assert merge([old, new]).findings == (other,)
+    only_gpu = made("2026-02-01T00:00:00Z", findings=(nothing,), capacity=())
+    assert merge([old, only_gpu]).findings == (stale, other)
+
+
+def test_gpus_seen_once_are_kept() -> None:
+    seen = made("2026-01-01T00:00:00Z")
+    blind = made("2026-02-01T00:00:00Z", host=replace(seen.data.host, gpus=(), gpu_status="no GPU driver"))
+    assert merge([seen, blind]).host.gpus == seen.data.host.gpus
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cpu": "another"}, {"memory_total_bytes": 10}, {"gpus": "others"}],
+    ids=lambda change: next(iter(change)),
+)
+def test_other_hosts_are_refused(change: dict[str, Any]) -> None:
+    one = made("2026-01-01T00:00:00Z")
+    if "gpus" in change:
+        change = {"gpus": tuple(replace(gpu, name="another") for gpu in one.data.host.gpus)}
+    with pytest.raises(KvplanError, match="different hosts"):
+        merge([one, made("2026-02-01T00:00:00Z", host=replace(one.data.host, **change))])
+
+
+def test_one_probe_is_nothing_to_merge() -> None:
+    with pytest.raises(UsageError):
+        merge([samples.probe()])
+
+
+def test_a_merged_probe_is_a_document_like_any(tmp_path: Path) -> None:
+    path = tmp_path / "host.json"
+    path.write_text(dump(wrap(merge([made("2026-01-01T00:00:00Z"), made("2026-02-01T00:00:00Z")]))))
+    assert load(path).data == merge([made("2026-01-01T00:00:00Z"), made("2026-02-01T00:00:00Z")])
