@@ -1,20 +1,19 @@
 """Chart descriptions (page.py) as Vega-Lite, and as SVG: one description, the same picture in HTML and in Markdown.
 
 Colours are names of roles until the last moment: a `Palette` makes them hexadecimal for a picture that stands alone
-and CSS variables for a page that can be light or dark. This module takes a third of a second to import (Altair, and
-the renderer once it draws), so whoever wants no picture does not import it.
+and CSS variables for a page that can be light or dark. Specifications are written as the JSON that they are, since a
+library that builds them takes longer than drawing them; the tests hold each against the Vega-Lite schema.
 """
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeAlias
 
-import altair as alt
 import vl_convert
 
 from kvplan.page import Axis, Bins, Chart, Marks, Plot, Rule, Series, Stack, Swing, Tornado, clean
@@ -73,8 +72,8 @@ def spec(chart: Chart, palette: Palette, width: int | str = WIDTH) -> Spec:
             drawn = _stack(chart, palette)
         case Tornado():
             drawn = _tornado(chart, palette)
-    sized = drawn.properties(width=width, autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
-    return {**sized.to_dict(validate=False), "config": _config(palette)}
+    frame: Spec = {"$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE}.json", "width": width}
+    return {**frame, "autosize": {"type": "fit-x", "contains": "padding"}, **drawn, "config": _config(palette)}
 
 
 def svg(chart: Chart, palette: Palette) -> str:
@@ -133,15 +132,28 @@ def _config(palette: Palette) -> Spec:
     }
 
 
-def _values(rows: list[Spec]) -> Any:
+# ------------------------------------------------------------------------------------------------- pieces
+
+
+def _layer(rows: Iterable[Spec], mark: str, look: Spec, **encoding: Spec | Sequence[Spec]) -> Spec:
+    """One layer over its own rows; words in them are made harmless."""
     cleaned = [{key: clean(one) if isinstance(one, str) else one for key, one in row.items()} for row in rows]
-    return alt.Data(values=cleaned)  # type: ignore[no-untyped-call]
+    return {"data": {"values": cleaned}, "mark": {"type": mark, **look}, "encoding": encoding}
 
 
-def _axis(axis: Axis, span: tuple[float, float], **more: Any) -> tuple[alt.Axis, alt.Scale]:
+def _number(field: str, axis: Spec | None, scale: Spec) -> Spec:
+    return {"field": field, "type": "quantitative", "axis": axis, "scale": scale}
+
+
+def _word(field: str, **more: Any) -> Spec:
+    return {"field": field, "type": "nominal", **more}
+
+
+def _axis(axis: Axis, span: tuple[float, float], **more: Any) -> tuple[Spec, Spec]:
+    """An axis with the marks that people expect, and its scale."""
     marks = scales.ticks(span, axis)
-    drawn = alt.Axis(values=[value for value, _ in marks], labelExpr=_named(marks), **more)
-    return drawn, alt.Scale(type="log" if axis.log else "linear", domain=list(span), nice=False, clamp=True)
+    drawn = {"values": [value for value, _ in marks], "labelExpr": _named(marks), **more}
+    return drawn, {"type": "log" if axis.log else "linear", "domain": list(span), "nice": False, "clamp": True}
 
 
 def _named(marks: Iterable[tuple[float, str]]) -> str:
@@ -152,92 +164,86 @@ def _named(marks: Iterable[tuple[float, str]]) -> str:
     return label
 
 
-def _legend(palette: Palette, names: list[str]) -> alt.Legend | None:
-    return alt.Legend() if palette.alone and len(names) > 1 else None
+def _colour(named: Sequence[tuple[str, str]], palette: Palette) -> Spec:
+    """Colours by name, with a legend where the chart stands alone and has something to tell apart."""
+    scale = {"domain": [clean(name) for name, _ in named], "range": [palette[role] for _, role in named]}
+    return _word("name", scale=scale, legend={} if palette.alone and len(named) > 1 else None)
 
 
 # -------------------------------------------------------------------------------------------------- plots
 
 
-def _plot(plot: Plot, palette: Palette, live: bool) -> Any:
+def _plot(plot: Plot, palette: Palette, live: bool) -> Spec:
     x_domain, y_domain = scales.domains(plot)
-    x_axis, x_scale = _axis(plot.x, x_domain, title=plot.x.title, grid=False)
-    y_axis, y_scale = _axis(
-        plot.y, y_domain, title=None, domain=False, ticks=False, labelPadding=6, minExtent=_SIDE, maxExtent=_SIDE
-    )
-    below = alt.X("x:Q", axis=x_axis, scale=x_scale)
-    x = below if plot.above is None else alt.X("x:Q", axis=None, scale=x_scale)
-    y = alt.Y("y:Q", axis=y_axis, scale=y_scale)
-    named: list[Bins | Series] = [*plot.bins, *plot.series]
-    names = [clean(one.name) for one in named]
-    colour = alt.Color(
-        "name:N",
-        scale=alt.Scale(domain=names, range=[palette[one.role] for one in named]),
-        legend=_legend(palette, names),
-    )
+    x_axis, x_scale = _axis(plot.x, x_domain, title=clean(plot.x.title), grid=False)
+    side: Spec = {"domain": False, "ticks": False, "labelPadding": 6, "minExtent": _SIDE, "maxExtent": _SIDE}
+    y = _number("y", *_axis(plot.y, y_domain, title=None, **side))
+    x = _number("x", x_axis if plot.above is None else None, x_scale)
+    named = [(bins.name, bins.role) for bins in plot.bins] + [(series.name, series.role) for series in plot.series]
+    colour = _colour(named, palette)
     layers = [_histogram(bins, plot, x, y, colour) for bins in plot.bins]
     layers += [_line(series, plot, x, y, colour) for series in plot.series]
     if live:
         layers += [_hover(series, plot, x, y, colour) for series in plot.series if series.style != "dots"]
     layers += _rules(plot, palette, x, y)
-    drawn = alt.layer(*layers) if plot.above is None else _two_axes(layers, plot.above, below, x_scale)
-    return drawn.properties(title=clean(plot.y.title), height=plot.height)
+    drawn: Spec = {"title": clean(plot.y.title), "height": plot.height, "layer": layers}
+    if plot.above is not None:
+        drawn["layer"] = [*_two_axes(plot.above, x_axis, x_scale), *layers]
+        drawn["resolve"] = {"axis": {"x": "independent"}}
+    return drawn
 
 
-def _two_axes(layers: list[Any], above: Marks, below: alt.X, scale: alt.Scale) -> Any:
-    """The layers between two axes of the same scale, each axis drawn once by an empty layer of its own."""
-    values = [value for value, _ in above.marks]
-    axis = alt.Axis(
-        orient="top",
-        values=values,
-        labelExpr=_named(above.marks),
-        title=clean(above.title),
-        titleAnchor="end",
-        grid=False,
-        domain=False,
-    )
-    empty = alt.Chart(_values([{"x": value} for value in values])).mark_point(opacity=0)
-    upper = empty.encode(alt.X("x:Q", axis=axis, scale=scale))
-    return alt.layer(empty.encode(below), upper, *layers).resolve_axis(x="independent")
+def _two_axes(above: Marks, below: Spec, scale: Spec) -> list[Spec]:
+    """An axis below and one above of the same scale, each drawn once by an empty layer of its own."""
+    upper: Spec = {
+        "orient": "top",
+        "values": [value for value, _ in above.marks],
+        "labelExpr": _named(above.marks),
+        "title": clean(above.title),
+        "titleAnchor": "end",
+        "grid": False,
+        "domain": False,
+    }
+    rows: list[Spec] = [{"x": value} for value, _ in above.marks]
+    return [_layer(rows, "point", {"opacity": 0}, x=_number("x", axis, scale)) for axis in (below, upper)]
 
 
-def _rows(series: Series, plot: Plot) -> list[dict[str, Any]]:
+def _rows(series: Series, plot: Plot) -> list[Spec]:
     return [
         {"x": x, "y": y, "name": series.name, "at": scales.show(x, plot.x.unit), "value": scales.show(y, plot.y.unit)}
         for x, y in scales.visible(series.points, plot)
     ]
 
 
-def _tooltip(plot: Plot) -> list[alt.Tooltip]:
-    return [
-        alt.Tooltip("name:N", title=" "),
-        alt.Tooltip("at:N", title=clean(plot.x.title)),
-        alt.Tooltip("value:N", title=clean(plot.y.title)),
-    ]
+def _tooltip(plot: Plot) -> list[Spec]:
+    titles = {"name": " ", "at": clean(plot.x.title), "value": clean(plot.y.title)}
+    return [_word(field, title=title) for field, title in titles.items()]
 
 
-def _line(series: Series, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) -> Any:
-    base = alt.Chart(_values(_rows(series, plot)))
+_LOOKS: dict[str, Spec] = {
+    "line": {"strokeWidth": 2.5},
+    "thin": {"strokeWidth": 1.25},
+    "dashed": {"strokeWidth": 1.75, "strokeDash": [6, 4]},
+    "step": {"strokeWidth": 2, "interpolate": "step-after"},
+}
+
+
+def _line(series: Series, plot: Plot, x: Spec, y: Spec, colour: Spec) -> Spec:
+    rows = _rows(series, plot)
     if series.style == "dots":
-        return base.mark_point(filled=True, size=46, opacity=0.95).encode(x, y, colour, tooltip=_tooltip(plot))
-    looks: dict[str, Spec] = {
-        "line": {"strokeWidth": 2.5},
-        "thin": {"strokeWidth": 1.25},
-        "dashed": {"strokeWidth": 1.75, "strokeDash": [6, 4]},
-        "step": {"strokeWidth": 2, "interpolate": "step-after"},
-    }
-    return base.mark_line(strokeJoin="round", strokeCap="round", **looks[series.style]).encode(
-        x, y, colour, order=alt.Order("x:Q")
-    )
+        look: Spec = {"filled": True, "size": 46, "opacity": 0.95}
+        return _layer(rows, "point", look, x=x, y=y, color=colour, tooltip=_tooltip(plot))
+    look = {"strokeJoin": "round", "strokeCap": "round", **_LOOKS[series.style]}
+    return _layer(rows, "line", look, x=x, y=y, color=colour, order={"field": "x", "type": "quantitative"})
 
 
-def _hover(series: Series, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) -> Any:
+def _hover(series: Series, plot: Plot, x: Spec, y: Spec, colour: Spec) -> Spec:
     """Generous invisible points, so that a finger or a pointer near a line reads its figures."""
-    base = alt.Chart(_values(_rows(series, plot)))
-    return base.mark_point(filled=True, size=220, opacity=0).encode(x, y, colour, tooltip=_tooltip(plot))
+    look: Spec = {"filled": True, "size": 220, "opacity": 0}
+    return _layer(_rows(series, plot), "point", look, x=x, y=y, color=colour, tooltip=_tooltip(plot))
 
 
-def _histogram(bins: Bins, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) -> Any:
+def _histogram(bins: Bins, plot: Plot, x: Spec, y: Spec, colour: Spec) -> Spec:
     rows = [
         {
             "x": start,
@@ -250,102 +256,82 @@ def _histogram(bins: Bins, plot: Plot, x: alt.X, y: alt.Y, colour: alt.Color) ->
         }
         for (low, _, _), (start, high, value) in zip(bins.bins, scales.drawn(bins, plot.x), strict=True)
     ]
-    marks = alt.Chart(_values(rows)).mark_rect(opacity=0.85, xOffset=0.5, x2Offset=-0.5)
-    return marks.encode(x, y, colour, x2=alt.X2("x2:Q"), y2=alt.Y2("y2:Q"), tooltip=_tooltip(plot))
+    look: Spec = {"opacity": 0.85, "xOffset": 0.5, "x2Offset": -0.5}
+    ends: Spec = {"x2": {"field": "x2"}, "y2": {"field": "y2"}}
+    return _layer(rows, "rect", look, x=x, y=y, color=colour, tooltip=_tooltip(plot), **ends)
 
 
-def _rules(plot: Plot, palette: Palette, x: alt.X, y: alt.Y) -> list[Any]:
-    layers: list[Any] = []
+def _rules(plot: Plot, palette: Palette, x: Spec, y: Spec) -> list[Spec]:
+    layers = []
     for one in labels.upright(plot):
-        base = alt.Chart(_values([{"x": one.rule.value, "text": one.rule.label}]))
-        words = _words(base, one.rule, palette, align="right" if one.left else "left", dx=-6 if one.left else 6)
-        layers.append(_line_across(base, one.rule, palette).encode(x))
-        layers += [word.encode(x, y=alt.value(one.y), text="text:N") for word in words]
+        rows = [{"x": one.rule.value, "text": one.rule.label}]
+        place = {"align": "right" if one.left else "left", "dx": -6 if one.left else 6}
+        layers += _named_line(rows, one.rule, palette, place, {"x": x}, {"y": {"value": one.y}})
     for rule in plot.rules:
         if rule.axis == "y":
-            base = alt.Chart(_values([{"y": rule.value, "text": rule.label}]))
-            words = _words(base, rule, palette, align="left", dx=4, dy=10 if labels.hangs(plot, rule) else -8)
-            layers.append(_line_across(base, rule, palette).encode(y=y))
-            layers += [word.encode(y=y, x=alt.value(0), text="text:N") for word in words]
+            rows = [{"y": rule.value, "text": rule.label}]
+            place = {"align": "left", "dx": 4, "dy": 10 if labels.hangs(plot, rule) else -8}
+            layers += _named_line(rows, rule, palette, place, {"y": y}, {"x": {"value": 0}})
     return layers
 
 
-def _line_across(base: Any, rule: Rule, palette: Palette) -> Any:
-    return base.mark_rule(strokeDash=[3, 3], strokeWidth=1.25, color=palette[rule.role])
-
-
-def _words(base: Any, rule: Rule, palette: Palette, **place: Any) -> list[Any]:
-    """A name in its colour over a band of paper, so that lines behind it do not cross it out."""
-    look = {"fontSize": 11, "baseline": "middle", **place}
-    band = base.mark_text(stroke=palette["paper"], strokeWidth=4, color=palette["paper"], **look)
-    return [band, base.mark_text(color=palette[rule.role], **look)]
+def _named_line(rows: list[Spec], rule: Rule, palette: Palette, place: Spec, line: Spec, name: Spec) -> list[Spec]:
+    """A line across, and its name in its colour over a band of paper, so that what is behind does not cross it out."""
+    look: Spec = {"fontSize": 11, "baseline": "middle", **place}
+    band = {"stroke": palette["paper"], "strokeWidth": 4, "color": palette["paper"], **look}
+    words = {"color": palette[rule.role], **look}
+    stroke: Spec = {"strokeDash": [3, 3], "strokeWidth": 1.25, "color": palette[rule.role]}
+    named = [_layer(rows, "text", one, **line, **name, text=_word("text")) for one in (band, words)]
+    return [_layer(rows, "rule", stroke, **line), *named]
 
 
 # ---------------------------------------------------------------------------------- stacked bars, tornado
 
 
-def _stack(stack: Stack, palette: Palette) -> Any:
+def _stack(stack: Stack, palette: Palette) -> Spec:
     total = sum(part.value for part in stack.parts)
     reach = max(total, stack.limit or 0) or 1.0
-    axis = Axis(title="", unit=stack.unit, domain=(0.0, reach))
-    x_axis, x_scale = _axis(axis, (0.0, reach), title=None, grid=False)
+    x = _number("x", *_axis(Axis(title="", unit=stack.unit), (0.0, reach), title=None, grid=False))
     rows, start = [], 0.0
     for part in stack.parts:
-        rows.append(
-            {"name": part.name, "x": start, "x2": start + part.value, "value": scales.show(part.value, stack.unit)}
-        )
+        size = scales.show(part.value, stack.unit)
+        rows.append({"name": part.name, "x": start, "x2": start + part.value, "value": size})
         start += part.value
-    names = [clean(part.name) for part in stack.parts]
-    colour = alt.Color(
-        "name:N",
-        scale=alt.Scale(domain=names, range=[palette[part.role] for part in stack.parts]),
-        legend=_legend(palette, names),
-    )
-    tip = [alt.Tooltip("name:N", title=" "), alt.Tooltip("value:N", title="size")]
-    base = alt.Chart(_values(rows))
-    x = alt.X("x:Q", axis=x_axis, scale=x_scale)
-    bars = base.mark_bar(height=34, stroke=palette["paper"], strokeWidth=1).encode(x, colour, x2="x2:Q", tooltip=tip)
-    layers = [bars]
+    colour = _colour([(part.name, part.role) for part in stack.parts], palette)
+    tip = [_word("name", title=" "), _word("value", title="size")]
+    look: Spec = {"height": 34, "stroke": palette["paper"], "strokeWidth": 1}
+    layers = [_layer(rows, "bar", look, x=x, x2={"field": "x2"}, color=colour, tooltip=tip)]
     if stack.limit is not None:
-        limit = alt.Chart(
-            _values([{"x": stack.limit, "name": stack.limit_label, "value": scales.show(stack.limit, stack.unit)}])
-        )
-        layers.append(limit.mark_tick(thickness=2.5, size=48, color=palette["danger"]).encode(x, tooltip=tip))
+        limit = [{"x": stack.limit, "name": stack.limit_label, "value": scales.show(stack.limit, stack.unit)}]
+        tick: Spec = {"thickness": 2.5, "size": 48, "color": palette["danger"]}
+        layers.append(_layer(limit, "tick", tick, x=x, tooltip=tip))
     titled = {"title": clean(stack.title)} if palette.alone else {}  # a page writes it above the legend
-    return alt.layer(*layers).properties(height=52, **titled)
+    return {"height": 52, "layer": layers, **titled}
 
 
-def _tornado(tornado: Tornado, palette: Palette) -> Any:
+def _tornado(tornado: Tornado, palette: Palette) -> Spec:
     ends = [value for swing in tornado.swings for value in (swing.low, swing.high)]
     low, high = min(tornado.base, *ends), max(tornado.base, *ends)
     room = (high - low or abs(high) or 1.0) * _ROOM
-    axis = Axis(title=tornado.title, unit=tornado.unit, domain=(low - room, high + room))
-    x_axis, x_scale = _axis(axis, (low - room, high + room), title=tornado.title, grid=True)
-    x = alt.X("x:Q", axis=x_axis, scale=x_scale)
+    axis = Axis(title=tornado.title, unit=tornado.unit)
+    axis_x, scale = _axis(axis, (low - room, high + room), title=clean(tornado.title), grid=True)
     names = {swing.name: "\n".join(textwrap.wrap(clean(swing.name), 22)) for swing in tornado.swings}
-    lines = alt.Axis(
-        title=None, domain=False, ticks=False, labelLimit=180, labelPadding=8, labelExpr="split(datum.value, '\\n')"
-    )
-    y = alt.Y("name:N", sort=list(names.values()), axis=lines)
+    side: Spec = {"title": None, "domain": False, "ticks": False, "labelLimit": 180, "labelPadding": 8}
+    y = _word("name", sort=list(names.values()), axis={**side, "labelExpr": "split(datum.value, '\\n')"})
     rows = [row | {"name": names[swing.name]} for swing in tornado.swings for row in _swing(swing, tornado)]
-    colour = alt.Color(
-        "low:N", scale=alt.Scale(domain=["down", "up"], range=[palette["second"], palette["main"]]), legend=None
-    )
-    tip = [
-        alt.Tooltip("name:N", title=" "),
-        alt.Tooltip("side:N", title="input"),
-        alt.Tooltip("value:N", title="outcome"),
-    ]
-    bars = alt.Chart(_values(rows)).mark_bar(height=16).encode(x, y, colour, x2="x2:Q", tooltip=tip)
-    words = []
+    ways = {"domain": ["down", "up"], "range": [palette["second"], palette["main"]]}
+    colour = _word("low", scale=ways, legend=None)
+    tip = [_word("name", title=" "), _word("side", title="input"), _word("value", title="outcome")]
+    x = _number("x", axis_x, scale)
+    layers = [_layer(rows, "bar", {"height": 16}, x=x, x2={"field": "x2"}, y=y, color=colour, tooltip=tip)]
     for left in (True, False):
-        named = alt.Chart(_values([row for row in rows if row["label"] and (row["x2"] < tornado.base) == left]))
-        text = named.mark_text(
-            align="right" if left else "left", dx=-5 if left else 5, fontSize=11, color=palette["soft"]
-        )
-        words.append(text.encode(alt.X("x2:Q", axis=x_axis, scale=x_scale), y, text="label:N"))
-    base = alt.Chart(_values([{"x": tornado.base}])).mark_rule(color=palette["ink"], strokeWidth=1.25).encode(x)
-    return alt.layer(bars, *words, base).properties(height=max(60, 34 * len(tornado.swings)))
+        there = [row for row in rows if row["label"] and (row["x2"] < tornado.base) == left]
+        place = {"align": "right" if left else "left", "dx": -5 if left else 5}
+        look = {**place, "fontSize": 11, "color": palette["soft"]}
+        layers.append(_layer(there, "text", look, x=_number("x2", axis_x, scale), y=y, text=_word("label")))
+    base: Spec = {"color": palette["ink"], "strokeWidth": 1.25}
+    layers.append(_layer([{"x": tornado.base}], "rule", base, x=x))
+    return {"height": max(60, 34 * len(tornado.swings)), "layer": layers}
 
 
 def _swing(swing: Swing, tornado: Tornado) -> list[Spec]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -20,6 +20,7 @@ from kvplan.units import parse_duration, parse_rate, parse_size, parse_tokens
 
 if TYPE_CHECKING:
     from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Plan, Policy, Requests, Reserve
+    from kvplan.page import Page
     from kvplan.progress import Progress
 
 app = typer.Typer(
@@ -397,9 +398,9 @@ def _plan(
 
 
 def _profiled(
-    inputs: list[Document[Any]], requests: Requests, gpu: str | None, policy: Policy, listen: Progress
+    inputs: list[Document[Any]], requests: Requests, gpus: Sequence[str | None], policy: Policy, listen: Progress
 ) -> list[Document[Any]]:
-    """The inputs with the log's profile, its curve exact at the capacities this plan will ask about."""
+    """The inputs with the log's profile, its curve exact at the capacities that their plans will ask about."""
     from kvplan.files import wrap
     from kvplan.plan import capacities
     from kvplan.workload import profile
@@ -407,8 +408,11 @@ def _profiled(
     first = wrap(profile(requests, progress=listen))
     if not any(document.kind == "kvplan.estimate" for document in inputs):
         return [*inputs, first]
-    wanted = capacities(_pick(inputs, "estimate", True), first, _pick(inputs, "probe", False), _gpu_spec(gpu), policy)
-    return [*inputs, wrap(profile(requests, capacity_tokens=wanted, progress=listen))]
+    wanted: set[int] = set()
+    for documents, gpu in _cases([one for one in inputs if one.kind != "kvplan.plan"], gpus):
+        estimate, probe = _pick(documents, "estimate", True), _pick(documents, "probe", False)
+        wanted.update(capacities(estimate, first, probe, _gpu_spec(gpu), policy))
+    return [*inputs, wrap(profile(requests, capacity_tokens=tuple(sorted(wanted)), progress=listen))]
 
 
 def _reserve(text: str) -> Reserve:
@@ -527,13 +531,20 @@ def plan(
 @app.command()
 def report(
     documents: Annotated[list[Path] | None, typer.Argument(metavar="[DOCUMENT…]", help="Documents to render.")] = None,
-    model: ModelName = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option("--model", metavar="MODEL", help="A model, as for `kvplan estimate`; repeat for several plans."),
+    ] = None,
     revision: Revision = None,
     log: Annotated[list[Path] | None, typer.Option(metavar="LOG", help="A request log to profile.")] = None,
     probe_file: Annotated[
-        Path | None, typer.Option("--probe", metavar="FILE", help="A probe document of the target host.")
+        list[Path] | None,
+        typer.Option("--probe", metavar="FILE", help="A probe of the target host; repeat for several hosts."),
     ] = None,
-    gpu: Gpu = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="NAME", help="A GPU of the catalogue; repeat for several plans."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="Engine to plan for.")] = "vllm",
     kv_dtype: KvDtype = "auto",
     tp: Tp = 1,
@@ -559,6 +570,7 @@ def report(
     prices: PricesFile = None,
     what_if: WhatIf = None,
     against: Earlier = None,
+    full: Annotated[bool, typer.Option("--full", help="Print the whole page, not its first screen.")] = False,
     as_json: Json = False,
     output: Annotated[
         list[Path] | None, typer.Option("-o", "--output", metavar="FILE", help="FILE.html, FILE.md or FILE.json.")
@@ -567,23 +579,25 @@ def report(
 ) -> None:
     """A review document: from one document, from several, or straight from a model, a log and a probe.
 
+    Several plans, models, hosts or GPUs make one review, a plan for each of their combinations.
+
     Example: kvplan report --model llama-3.1-8b --log trace.jsonl --probe host.json --gpu h100-80gb -o review.html
     """
-    from kvplan.console import note, progress
+    from kvplan.console import note, progress, stdout
     from kvplan.documents import EstimateOptions, Parallel
-    from kvplan.files import load
+    from kvplan.files import dump, load
+    from kvplan.report import page_of, print_page
 
-    paths = [*(documents or ()), *([probe_file] if probe_file else [])]
-    inputs: list[Document[Any]] = [load(path) for path in paths]
-    if model is not None:
-        options = EstimateOptions(
-            engine=engine,
-            kv_dtype=kv_dtype,
-            parallel=Parallel(tp=tp, pp=pp),
-            max_model_len=_opt("--max-model-len", max_model_len, parse_tokens),
-            gpu=_gpu_spec(gpu),
-        )
-        inputs.append(_estimate(model, revision, options))
+    inputs: list[Document[Any]] = [load(path) for path in (*(documents or ()), *(probe_file or ()))]
+    gpus: Sequence[str | None] = gpu or [None]
+    options = EstimateOptions(
+        engine=engine,
+        kv_dtype=kv_dtype,
+        parallel=Parallel(tp=tp, pp=pp),
+        max_model_len=_opt("--max-model-len", max_model_len, parse_tokens),
+        gpu=_gpu_spec(gpus[0]) if len(gpus) == 1 else None,
+    )
+    inputs += [_estimate(one, revision, options) for one in model or ()]
     policy = _policy(
         engine=engine,
         host_memory_bytes=host_memory,
@@ -604,41 +618,91 @@ def report(
     if log:
         with progress(quiet) as listen:
             requests = _requests(log, listen=listen, format=format, tokenizer=tokenizer, tenant_by=tenant_by)
-            inputs = _profiled(inputs, requests, gpu, policy, listen)
+            inputs = _profiled(inputs, requests, gpus, policy, listen)
     if not inputs:
         raise UsageError("nothing to report: name a document, or give --model and --log")
-    document = inputs[0] if len(inputs) == 1 else _plan(inputs, gpu, policy, prices, what_if, against)
+    made = _reviewed(inputs, gpus, policy, prices, what_if, against)
+    page = page_of(made)
     for path in output or ():
-        _write_report(document, path)
+        _write_report(page, made, path)
         note(f"wrote {path}", quiet)
     if as_json:
-        from kvplan.files import dump
-
-        sys.stdout.write(dump(document))
+        sys.stdout.write(dump(_single(made, "--json")))
     elif not output:
-        from kvplan.console import show
-
-        show(document)
+        print_page(page, stdout(), full)
 
 
-def _write_report(document: Document[Any], path: Path) -> None:
-    """Write one document as HTML, Markdown with its pictures beside it, or JSON, by the file's ending."""
+def _reviewed(
+    inputs: list[Document[Any]],
+    gpus: Sequence[str | None],
+    policy: Policy,
+    prices: Path | None,
+    what_if: list[str] | None,
+    earlier: Path | None,
+) -> list[Document[Any]]:
+    """The plans among the inputs, then those that the rest of them makes; a document that is alone stays itself."""
+    plans = [document for document in inputs if document.kind == "kvplan.plan"]
+    rest = [document for document in inputs if document.kind != "kvplan.plan"]
+    if len(rest) == 1 and not plans and not what_if and not earlier:
+        return rest
+    made = [_beside(document, what_if, earlier) for document in plans]
+    for documents, gpu in _cases(rest, gpus) if rest else ():
+        made.append(_plan(documents, gpu, policy, prices, what_if, earlier))
+    return made
+
+
+def _beside(document: Document[Plan], what_if: list[str] | None, earlier: Path | None) -> Document[Plan]:
+    """A finished plan with what-ifs or an earlier plan beside it, where they are asked for."""
+    from dataclasses import replace
+
+    from kvplan import plan
+    from kvplan.files import load
+
+    data = document.data
+    if what_if:
+        data = plan.what_if(data, what_if)
+    if earlier:
+        data = plan.against(data, _pick([load(earlier)], "plan", True))
+    return replace(document, data=data)
+
+
+def _cases(documents: list[Document[Any]], gpus: Sequence[str | None]) -> list[tuple[list[Document[Any]], str | None]]:
+    """Every combination of the estimates, probes and GPUs given, with the documents that they share."""
+    from itertools import product
+
+    estimates = [document for document in documents if document.kind == "kvplan.estimate"]
+    probes = [document for document in documents if document.kind == "kvplan.probe"]
+    shared = [document for document in documents if document.kind not in ("kvplan.estimate", "kvplan.probe")]
+    some = [[one] for one in estimates] or [[]]
+    here = [[one] for one in probes] or [[]]
+    return [([*estimate, *shared, *probe], gpu) for estimate, probe, gpu in product(some, here, gpus)]
+
+
+def _single(documents: list[Document[Any]], what: str) -> Document[Any]:
+    """The one document of a review. Raises UsageError where there are several, which are no document."""
+    if len(documents) > 1:
+        raise UsageError(f"{what}: {len(documents)} plans are not one document: save each with `kvplan plan … -o FILE`")
+    return documents[0]
+
+
+def _write_report(page: Page, documents: list[Document[Any]], path: Path) -> None:
+    """Write a page as HTML, Markdown with its pictures beside it, or its document as JSON, by the file's ending."""
     from kvplan.files import dump, make_folder, write_atomically
-    from kvplan.report import html, markdown, sections
+    from kvplan.report import html, markdown
 
     match path.suffix.lower():
         case ".html" | ".htm":
-            write_atomically(path, html(sections(document)))
+            write_atomically(path, html(page))
         case ".md":
             folder = path.with_name(f"{path.stem}-files")
-            text, figures = markdown(sections(document), folder.name)
+            text, figures = markdown(page, folder.name)
             if figures:
                 make_folder(folder)
             for name, svg in figures.items():
                 write_atomically(folder / name, svg)
             write_atomically(path, text)
         case ".json":
-            write_atomically(path, dump(document))
+            write_atomically(path, dump(_single(documents, f"-o {path}")))
         case other:
             raise UsageError(f"-o {path}: {other or 'no ending'} is no report format: use .html, .md or .json")
 

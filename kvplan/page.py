@@ -229,13 +229,17 @@ Block: TypeAlias = Text | Facts | Decision | Table | Code | Findings | Figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A heading, one line that says what to see, and blocks. `first` sections make up a terminal's first screen."""
+    """A heading, one line that says what to see, and blocks.
+
+    `first` sections make up a terminal's first screen; those `listed` are in a page's table of contents.
+    """
 
     name: str
     heading: str
     blocks: tuple[Block, ...]
     reading: str = ""
     first: bool = False
+    listed: bool = True
 
 
 def alts(figure: Figure) -> tuple[str, ...]:

@@ -6,13 +6,13 @@ Charts cost a renderer's start, so only Markdown and HTML load one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvplan.documents import Document
 from kvplan.errors import KvplanError
 from kvplan.page import Page
-from kvplan.pages import estimate, model, plan, probe, workload
+from kvplan.pages import estimate, model, plan, probe, review, workload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,6 +32,16 @@ def sections(document: Document[Any]) -> Page:
     if make is None:
         raise KvplanError(f"no report for a document of kind {document.kind!r} (known: {', '.join(_PAGES)})")
     return make(document)
+
+
+def page_of(documents: Sequence[Document[Any]]) -> Page:
+    """The page of one document, or the review of several plans. Raises KvplanError for several of another kind."""
+    if len(documents) == 1:
+        return sections(documents[0])
+    other = next((document.kind for document in documents if document.kind != "kvplan.plan"), None)
+    if other is not None:
+        raise KvplanError(f"a review of {len(documents)} documents is made of plans, and one of them is a {other}")
+    return review.page(documents)
 
 
 def print_page(page: Page, console: Console, full: bool = False) -> None:

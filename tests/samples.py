@@ -39,14 +39,16 @@ from kvplan.documents import (
     Prefill,
     PrefillPoint,
     PrefixClass,
+    Prices,
     Probe,
+    Reserve,
     ServiceModel,
     Tenant,
     Weights,
     WorkingSet,
     Workload,
 )
-from kvplan.plan import make
+from kvplan.plan import against, make, what_if
 from kvplan.units import GB, GiB, KiB, MiB, TiB
 
 T = TypeVar("T")
@@ -476,3 +478,33 @@ def probe_without_gpu() -> Document[Probe]:
 def plan() -> Document[Plan]:
     """The plan for the sample service on the sample host: a host tier pays."""
     return envelope("plan", make(estimate(), workload(), probe(), gpu("h100-80gb"), Policy()))
+
+
+@cache
+def reviewed() -> Document[Plan]:
+    """The same plan with everything that can stand beside one: prices, restrictions, what-ifs, an earlier plan."""
+    policy = Policy(
+        forbid_disk=True,
+        ttl_s=300.0,
+        restart_every_s=3600.0,
+        slo_ttft_s=2.0,
+        share="tenant",
+        replicas=2,
+        growth=1.5,
+        reserves=(Reserve(name="other-models", bytes=40 * GiB),),
+    )
+    prices = Prices(
+        date="2026-11-01",
+        source="sample prices",
+        gpu_usd_per_hour=3.0,
+        memory_usd_per_gb=14.0,
+        memory_life_s=4 * 365 * 86400.0,
+        memory_usd_per_gb_hour=0.008,
+        disk_usd_per_gb=0.2,
+        disk_life_s=5 * 365 * 86400.0,
+        disk_usd_per_gb_hour=0.0001,
+        disk_writes_per_day=1.0,
+    )
+    made = make(estimate(), workload(), probe(), gpu("h100-80gb"), policy, prices)
+    made = what_if(made, ["kv-dtype=fp8", "replicas=1,forbid-disk=no"])
+    return envelope("plan", against(made, plan()))

@@ -7,6 +7,8 @@ import json
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan import charts
-from kvplan.page import Axis, Bins, Chart, Part, Plot, Rule, Series, Stack, Swing, Tornado, Unit
-from kvplan.render import plot, scales
+from kvplan.page import Axis, Bins, Chart, Marks, Part, Plot, Rule, Series, Stack, Swing, Tornado, Unit
+from kvplan.render import bundle, labels, plot, scales
 
 UNITS: tuple[Unit, ...] = ("bytes", "bytes_per_s", "tokens", "length", "s", "ratio", "count", "per_s")
 CURVE = Plot(
@@ -164,6 +166,106 @@ def test_the_numbers_drawn_are_the_numbers_given() -> None:
 def test_names_with_quotes_are_drawn_as_they_are() -> None:
     words = "".join(ElementTree.fromstring(charts.svg(CURVE, charts.PRINT)).itertext())
     assert 'the "GPU" \\ end' in words
+
+
+def test_a_second_reading_of_the_x_axis_stands_above_at_the_same_places() -> None:
+    twice = replace(CURVE, above=Marks(title="full after", marks=((2e3, "1 min"), (5e4, "1 h"))))
+    words = list(ElementTree.fromstring(charts.svg(twice, charts.PRINT)).itertext())
+    assert {"1 min", "1 h", "full after", "capacity"} <= set(words)
+    axes = [one["encoding"]["x"] for one in charts.spec(twice, charts.SCREEN)["layer"] if one["encoding"].get("x")]
+    drawn = [one["axis"] for one in axes if one.get("axis")]
+    assert [axis.get("orient", "bottom") for axis in drawn] == ["bottom", "top"], "each axis is drawn once"
+    assert len({json.dumps(one["scale"]) for one in axes if "scale" in one}) == 1
+
+
+def test_only_a_chart_on_a_screen_answers_a_pointer() -> None:
+    assert sum(one["mark"].get("opacity") == 0 for one in charts.spec(CURVE, charts.SCREEN, "container")["layer"]) == 1
+    assert not any(one["mark"].get("opacity") == 0 for one in charts.spec(CURVE, charts.SCREEN)["layer"])
+
+
+def test_an_end_that_moves_as_the_other_does_shares_its_name() -> None:
+    both = replace(SWINGS, swings=(Swing(name="demand", low=60.0, high=70.0, low_label="-25 %", high_label="+25 %"),))
+    words = list(ElementTree.fromstring(charts.svg(both, charts.PRINT)).itertext())
+    assert "-25 %, +25 %" in words
+
+
+# ----------------------------------------------------------------------------------------------- names
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=2, max_size=6),
+    st.lists(st.tuples(st.floats(1, 99), st.integers(1, 24)), min_size=1, max_size=4, unique_by=lambda one: one[0]),
+)
+def test_every_upright_line_keeps_its_name_on_the_plot(
+    points: list[tuple[float, float]], rules: list[tuple[float, int]]
+) -> None:
+    drawn = Plot(
+        x=Axis(title="x", unit="count", domain=(0.0, 100.0)),
+        y=Axis(title="y", unit="count"),
+        series=(Series(name="s", points=tuple(sorted(points))),),
+        rules=tuple(Rule(axis="x", value=at, label="n" * length) for at, length in rules),
+    )
+    placed = labels.upright(drawn)
+    assert [one.rule.value for one in placed] == sorted(at for at, _ in rules)
+    assert all(0 < one.y < drawn.height for one in placed)
+
+
+def test_names_neither_cross_a_curve_nor_each_other() -> None:
+    flat = Plot(
+        x=Axis(title="x", unit="count", domain=(0.0, 100.0)),
+        y=Axis(title="y", unit="count", domain=(0.0, 100.0)),
+        series=(Series(name="s", points=((0.0, 4.0), (100.0, 4.0))),),
+        rules=tuple(Rule(axis="x", value=at, label="a rather long name") for at in (20.0, 22.0, 24.0, 80.0)),
+    )
+    placed = labels.upright(flat)
+    curve = flat.height * 0.96
+    assert all(abs(one.y - curve) >= 8 for one in placed)
+    near = [one for one in placed if one.rule.value < 50]
+    for one, other in itertools.combinations(near, 2):
+        assert one.left != other.left or abs(one.y - other.y) >= 11
+    assert placed[-1].left is False or placed[-1].rule.value > 70
+
+
+# ------------------------------------------------------------------------------------------ the script
+
+
+def test_the_script_is_made_once_and_kept_for_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made: list[int] = []
+
+    def make() -> str:
+        made.append(1)
+        return "let text = 'é\\n';\n"
+
+    assert [bundle.kept("maker-1", make) for _ in range(3)] == [make()] * 3
+    assert len(made) == 2, "once by the cache, once by this test"
+    assert [path.name for path in (tmp_path / "cache" / "kvplan").iterdir()] == ["maker-1.js"]
+    bundle.kept("maker-2", make)
+    assert len(made) == 3, "another maker is another script"
+
+
+@pytest.mark.parametrize("damage", ["", "short", "/* kvplan maker-1 0 */\nlet text;", "\x00\xff"])
+def test_a_kept_script_that_is_not_whole_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    bundle.kept("maker-1", lambda: "whole")
+    path = tmp_path / "kvplan" / "maker-1.js"
+    kept = path.read_bytes()
+    path.write_text(damage, encoding="latin-1")
+    assert bundle.kept("maker-1", lambda: "whole") == "whole"
+    assert path.read_bytes() == kept
+
+
+@pytest.mark.parametrize("place", ["/proc/none/here", "relative", "\0"])
+def test_no_place_to_keep_it_only_costs_time(monkeypatch: pytest.MonkeyPatch, place: str, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(bundle.os, "environ", {"XDG_CACHE_HOME": place})
+    assert bundle.kept("maker-1", lambda: "whole") == "whole"
+    assert not list(tmp_path.iterdir())
 
 
 # --------------------------------------------------------------------------------------------- characters

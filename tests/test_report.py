@@ -25,17 +25,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from rich.console import Console
+from typer.testing import CliRunner
 
-from kvplan import documents, report
+from kvplan import cli, documents, report
 from kvplan.documents import Document, Finding
 from kvplan.errors import KvplanError
 from kvplan.files import dump, load
 from kvplan.page import Decision, Figure, Findings, Page, Row, Table, alts, clean, prose
+from kvplan.pages import parts, workload_figures
 from kvplan.pages.plan_inputs import policy_flags, unflagged
 from kvplan.render import html, markdown
 
 GOLDEN = Path(__file__).parent / "golden"
-KINDS = ("estimate", "workload", "probe", "plan", "model")
+KINDS = ("estimate", "workload", "probe", "plan", "model", "reviewed")
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror=pwned()>[bold]|`*_ \x1b[31m\u202e\"'&amp;"
 
 
@@ -556,10 +558,220 @@ def test_markdown_of_a_plan_is_as_it_was() -> None:
     assert report.markdown(report.sections(load(source)), "plan-files")[0] == golden.read_text(encoding="utf-8")
 
 
+# -------------------------------------------------------------------------------- what stands beside a plan
+
+
+def cells(page: Page, section: str, title: str = "") -> list[tuple[str, ...]]:
+    """The rows of one table of a section."""
+    found = next(one for one in page.sections if one.name == section)
+    return [row.cells for one in found.blocks if isinstance(one, Table) and one.title == title for row in one.rows]
+
+
+def test_a_restriction_is_shown_with_the_hits_that_it_gives_up() -> None:
+    costs = samples.reviewed().data.policy_costs
+    assert {one.policy for one in costs} >= {"forbidding disks", "the time to live", "restarts"}
+    rows = cells(page("reviewed"), "policy", "Given up because of policy, one replica")
+    assert [row[0] for row in rows] == [one.policy for one in costs]
+    assert [row[1] for row in rows] == [f"{one.hit_ratio * 100:.1f} %" for one in costs]
+    rules = dict(cells(page("reviewed"), "policy"))
+    assert rules["disk"].startswith("forbidden")
+    assert rules["retention"] == "dropped 5 min after the last use"
+    assert "own tenant" in rules["sharing"]
+    assert "none" in printed(page("plan"), full=True).split("Hits given up because of policy:")[1][:8]
+
+
+def test_what_ifs_and_an_earlier_plan_stand_beside_the_plan() -> None:
+    plan = samples.reviewed().data
+    assert plan.against is not None
+    assert [row[0] for row in cells(page("reviewed"), "what-if")] == [one.change for one in plan.what_if]
+    changed = cells(page("reviewed"), "against", "What changed")
+    assert changed == [(one.what, one.before, one.after) for one in plan.against.results] != []
+    causes = cells(page("reviewed"), "against", "Why: the earlier plan with one new input at a time")
+    assert [row[0] for row in causes] == [one.change for one in plan.against.causes]
+    out = printed(page("reviewed"))
+    assert "Since the earlier plan" in out
+    assert samples.plan().data.decision.split(". ")[0] in " ".join(re.sub("[│]", "", out).split())
+    assert "against" not in {section.name for section in page("plan").sections}
+
+
+def test_the_same_plan_twice_says_that_nothing_differs() -> None:
+    plan = samples.reviewed().data
+    assert plan.against is not None
+    same = replace(plan, against=replace(plan.against, results=(), inputs=(), causes=()))
+    found = next(one for one in report.sections(samples.envelope("plan", same)).sections if one.name == "against")
+    assert found.reading == "Nothing differs: the same inputs, the same plan."
+
+
+def test_money_is_that_of_the_documents() -> None:
+    plan = samples.reviewed().data
+    assert {one.view for one in plan.costs} == {"owned", "bought", "rented"}
+    rows = cells(page("reviewed"), "cost", "The recommendation under each view, and what that view would choose")
+    for row, cost in zip(rows, plan.costs, strict=True):
+        assert row[4] == parts.dollars(cost.net_usd_per_hour)
+        assert row[6] == parts.dollars(cost.usd_per_million_input_tokens_on)
+    chart = next(one for one in blocks(page("reviewed"), Figure) if one.name == "cost").charts[0]
+    for series, cost in zip(chart.series, plan.costs, strict=True):
+        drawn = dict(series.points)
+        assert drawn.get(float(plan.budgets.host.requested_bytes)) == (
+            None
+            if cost.usd_per_million_input_tokens_on > 2 * cost.usd_per_million_input_tokens_off
+            else pytest.approx(cost.usd_per_million_input_tokens_on, rel=1e-6)
+        ), series.name
+    assert "cost" not in {section.name for section in page("plan").sections}
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [(0.0, "$0.00"), (1234.5, "$1,234.50"), (0.02034, "$0.0203"), (-0.1, "-$0.10"), (2e-6, "$2.0e-06")],
+)
+def test_dollars_keep_the_digits_that_matter(amount: float, text: str) -> None:
+    assert parts.dollars(amount) == text
+
+
+def test_a_tier_that_is_not_used_has_no_zeros() -> None:
+    budgets = samples.plan().data.budgets
+    assert budgets.disk.requested_bytes == 0
+    row = next(row for row in cells(page("plan"), "budgets") if row[0] == "disk")
+    assert row[1:4] == ("none", "", "")
+    rows = cells(page("plan"), "limits")
+    assert {row[1] for row in rows if row[0].startswith("disk")} == {"none"}
+    assert "0.0 kB/s" not in printed(page("plan"), full=True)
+
+
+def test_limits_that_matter_come_first() -> None:
+    limits = samples.plan().data.limits
+    broken = replace(limits[-1], name="the last", ok=False, needed=9.0, limit=1.0)
+    rows = cells(plan_with(limits=(*limits[:-1], broken)), "limits")
+    assert rows[0][0] == "the last"
+    assert [row[1] == "none" for row in rows] == sorted(row[1] == "none" for row in rows)
+
+
+def test_a_restart_and_the_links_are_told() -> None:
+    plan = samples.reviewed().data
+    rows = cells(page("reviewed"), "restart", "After a restart of the engine")
+    assert [row[0] for row in rows] == [parts.TIERS[one.tier] for one in plan.warm_up] != []
+    assert "GPU busy if every tier is lost" in printed(page("reviewed"), full=True)
+    names = {figure.name for figure in blocks(page("reviewed"), Figure)}
+    assert {"traffic", "link-use"} <= names
+    traffic = next(figure for figure in blocks(page("reviewed"), Figure) if figure.name == "traffic").charts[0]
+    chosen = next(one for one in plan.alternatives if one.name == "recommended")
+    widths = [one.width_s for one in plan.inputs.workload.data.load]
+    for series in traffic.series:
+        sent = sum(y * width for (_, y), width in zip(series.points, widths, strict=False))
+        whole = {"loads": chosen.loaded_bytes_per_hour, "stores": chosen.stored_bytes_per_hour}[series.name]
+        assert sent == pytest.approx(whole * sum(widths) / 3600)
+
+
+def test_the_time_to_fill_is_read_off_the_curve_both_ways() -> None:
+    workload = samples.workload().data
+    timed = [one for one in workload.curve if one.fill_time_s]
+    for one in timed:
+        assert one.fill_time_s is not None
+        assert workload_figures.filled_by(workload, one.fill_time_s) == pytest.approx(one.capacity_tokens)
+        assert workload_figures.fill_time(workload, one.capacity_tokens) == pytest.approx(one.fill_time_s)
+    assert workload_figures.fill_time(workload, 1e18) is None
+    above = next(figure for figure in blocks(page("workload"), Figure) if figure.name == "hit-ratio").charts[0].above
+    assert above is not None
+    assert [name for _, name in above.marks] == ["10 s", "1 min", "5 min"] or len(above.marks) > 1
+    assert list(above.marks) == sorted(above.marks)
+
+
+@pytest.mark.parametrize(
+    ("source", "id", "name"),
+    [
+        ("hub", "meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B"),
+        ("path", "/models/Llama-3.1-8B/config.json", "Llama-3.1-8B"),
+        ("path", "configs/Qwen3-8B.json", "Qwen3-8B"),
+        ("path", "/models/gemma-3-27b-it", "gemma-3-27b-it"),
+        ("gguf", "/data/qwen3-8b-q4_k_m.gguf", "qwen3-8b-q4_k_m"),
+        ("path", "config.json", "config"),
+    ],
+)
+def test_a_model_read_from_files_goes_by_a_short_name(source: Any, id: str, name: str) -> None:
+    assert parts.model_name(replace(samples.estimate().data.model, source=source, id=id)) == name
+
+
+# ------------------------------------------------------------------------------------------- several plans
+
+
+def several() -> list[Document[Any]]:
+    return [samples.plan(), samples.reviewed(), samples.plan()]
+
+
+def test_several_plans_make_one_review() -> None:
+    shown = report.page_of(several())
+    names = [section.name for section in shown.sections]
+    figures = [figure.name for figure in blocks(shown, Figure)]
+    assert len(set(names)) == len(names)
+    assert len(set(figures)) == len(figures)
+    rows = cells(shown, "overview")
+    assert len({row[0] for row in rows}) == 3, "every plan has a name of its own"
+    assert [row[3] for row in rows] == [parts.bytes_or_none(one.data.budgets.host.requested_bytes) for one in several()]
+    text, images = report.markdown(shown, "files")
+    assert set(re.findall(r"\]\(files/([^)]+)\)", text)) == set(images)
+    whole = report.html(shown)
+    assert len(re.findall(r"<nav.*</nav>", whole)[0].split("<li>")) - 1 < len(names) / 4
+    assert "together" in printed(shown)
+    for one in several():
+        assert squeezed(one.data.decision) in squeezed(re.sub("[│╭╮╰╯─]", "", printed(shown)))
+
+
+def test_memory_of_one_host_is_added_up() -> None:
+    shown = report.page_of(several())
+    title = next(table.title for table in blocks(shown, Table) if "EPYC" in table.title)
+    sizes = [one.data.budgets.host.requested_bytes for one in several()]
+    assert dict(cells(shown, "one-host", title))["together"] == f"{sum(sizes) / 2**30:,.2f} GiB"
+    elsewhere = replace(
+        samples.plan().data.inputs, probe=samples.envelope("probe", documents.Probe(host=samples.host(2**40)))
+    )
+    other = samples.envelope("plan", replace(samples.plan().data, inputs=elsewhere))
+    assert "one-host" not in {section.name for section in report.page_of([samples.plan(), other]).sections}
+
+
+def test_only_plans_make_a_review() -> None:
+    assert report.page_of([samples.plan()]).kind == "kvplan.plan"
+    with pytest.raises(KvplanError, match=r"made of plans, and one of them is a kvplan\.workload"):
+        report.page_of([samples.plan(), samples.workload()])
+
+
+def command(*arguments: str) -> Any:
+    result = CliRunner().invoke(cli.app, ["report", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_the_command_takes_several_plans_and_an_earlier_one(tmp_path: Path) -> None:
+    new, old = tmp_path / "new.json", tmp_path / "old.json"
+    new.write_text(dump(samples.reviewed()), encoding="utf-8")
+    old.write_text(dump(samples.plan()), encoding="utf-8")
+    both = command(str(new), str(old), "-o", str(tmp_path / "both.html"))
+    assert "KV cache review of 2 plans" in (tmp_path / "both.html").read_text(encoding="utf-8"), both.output
+    first, whole = command(str(old)).stdout, command(str(old), "--full").stdout
+    assert "Evidence" in whole
+    assert "Evidence" not in first
+    assert "Since the earlier plan" in command(str(old), "--against", str(new)).stdout
+    with pytest.raises(KvplanError, match="2 plans are not one document"):
+        command(str(new), str(old), "--json")
+
+
+def test_the_command_plans_every_combination(tmp_path: Path) -> None:
+    for kind in ("estimate", "workload", "probe"):
+        (tmp_path / f"{kind}.json").write_text(dump(sample(kind)), encoding="utf-8")
+    bare = samples.envelope("probe", documents.Probe(host=samples.host(256 * 2**30)))
+    (tmp_path / "other.json").write_text(dump(bare), encoding="utf-8")
+    inputs = [str(tmp_path / f"{kind}.json") for kind in ("estimate", "workload")]
+    hosts = ["--probe", str(tmp_path / "probe.json"), "--probe", str(tmp_path / "other.json")]
+    out = command(*inputs, *hosts, "--gpu", "h100-80gb", "--gpu", "h200-141gb").stdout
+    assert "4 plans" in out
+    for words in ("h100-80gb, AMD EPYC 9354 with 512.00 GiB", "h200-141gb, AMD EPYC 9354 with 256.00 GiB"):
+        assert words in out
+
+
 # ------------------------------------------------------------------------------------------------------ cost
 
 
-def test_a_terminal_page_loads_no_chart_library_and_no_page_loads_pandas() -> None:
+def test_a_terminal_page_loads_no_chart_library_and_no_page_loads_more_than_the_renderer() -> None:
     program = """
 import sys, io
 sys.path.insert(0, sys.argv[1])
@@ -571,7 +783,7 @@ page = report.sections(load(Path(sys.argv[2])))
 report.print_page(page, Console(file=io.StringIO(), width=100))
 print(sorted({"altair", "vl_convert", "pandas", "numpy", "torch", "transformers"} & set(sys.modules)))
 report.html(page)
-print(sorted({"pandas", "numpy", "torch", "transformers"} & set(sys.modules)))
+print(sorted({"altair", "pandas", "numpy", "torch", "transformers"} & set(sys.modules)))
 """
     arguments = [sys.executable, "-c", program, str(Path(__file__).parents[1]), str(GOLDEN / "plan.v1.json")]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)

@@ -84,7 +84,7 @@ def _value(value: object, unit: str) -> str:
         case bool():
             return "yes" if value else "no"
         case int() | float():
-            return _UNITS[unit](value) if unit else f"{value:g}"
+            return (_UNITS[unit](value) if value else "none") if unit else f"{value:g}"
         case tuple():
             return ", ".join(f"{one.name} {show_bytes(one.bytes)}" for one in value) or "none"
         case _:

@@ -12,7 +12,11 @@ _SHARE = {
     "tenant": "a request may reuse its own tenant's blocks only",
     "none": "no request may reuse another's blocks",
 }
-_ROUTING = {"affinity": "to the replica that holds the prefix", "round-robin": "in turn, whatever is cached where"}
+_ROUTING = {
+    "affinity": "to the replica that holds the prefix",
+    "session": "to the replica of their session",
+    "round-robin": "in turn, whatever is cached where",
+}
 _ADMIT = {"all": "whatever is computed", "second-use": "what is computed a second time"}
 
 

@@ -55,7 +55,11 @@ def render(page: Page) -> str:
     script = f"{_vega()}\n{_asset('page.js')}".replace("</script", "<\\/script") if has_charts else ""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"{_POLICY}; script-src 'sha256-{digest}'"
-    contents = "".join(f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>' for section in page.sections)
+    contents = "".join(
+        f'<li><a href="#{section.name}">{escape(section.heading)}</a></li>'
+        for section in page.sections
+        if section.listed
+    )
     body = "\n".join(_section(section) for section in page.sections)
     lead = "" if _decides(page) else f'<p class="lead">{escape(page.lead)}</p>'
     return f"""<!doctype html>

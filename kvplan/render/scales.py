@@ -67,7 +67,11 @@ def show(value: float, unit: Unit) -> str:
 def _dollars(amount: float) -> str:
     """'$1,234.50', '$0.0203', '-$0.10': cents, or three digits where cents would hide them."""
     size = abs(amount)
-    digits = f"{size:,.2f}" if size >= 1 or size == 0 else f"{size:.3g}" if size >= 1e-4 else f"{size:.1e}"
+    if size >= 1 or size == 0:
+        digits = f"{size:,.2f}"
+    else:
+        digits = f"{size:.3g}" if size >= 1e-4 else f"{size:.1e}"
+        digits += "0" * (4 - len(digits))
     return f"{'-' if amount < 0 else ''}${digits}"
 
 

@@ -61,6 +61,7 @@ _ROLES: dict[Role, str] = {
 }
 _PLAIN = str.maketrans({"→": "->", "×": "x", "µ": "u", "²": "^2", "…": "...", "–": "-", "—": "-", "≤": "<=", "≥": ">="})
 _WIDEST_PLOT = 96
+_WIDEST_BOX = 120  # longer lines are hard to read, on a wide screen and in a pipe
 _LEAST_WORDS = 18  # a column of words may be folded down to this many characters
 
 
@@ -164,7 +165,8 @@ class _Printer:
             for name, text in block.notes:
                 notes.add_row(self.plain(name), self.plain(text))
             parts += ["", notes]
-        return [Panel(Group(*parts), border_style=_TONES[block.tone], box=ROUNDED, padding=(0, 1))]
+        width = min(self.console.width, _WIDEST_BOX)
+        return [Panel(Group(*parts), border_style=_TONES[block.tone], box=ROUNDED, padding=(0, 1), width=width)]
 
     # ---------------------------------------------------------------------------------------------- tables
 
@@ -185,7 +187,8 @@ class _Printer:
         widths = _fit([(names, names), *turned], self.console.width)
         if widths is not None:
             return [*titled, self._turned(table, rows, used, widths)]
-        return [*titled, *self._stanzas(table, rows, used)]
+        noted = self._noted(table, rows, used)
+        return [*titled, *(noted if noted is not None else self._stanzas(table, rows, used))]
 
     def _span(self, column: Column, cells: list[str]) -> tuple[int, int]:
         """The narrowest a column reads well at (numbers whole, words not below a small measure), and its full width."""
@@ -195,8 +198,17 @@ class _Printer:
         least = longest if column.kind in ("number", "provenance") else min(longest, _LEAST_WORDS)
         return max(word, least), max(cell_len(title), longest)
 
-    def _upright(self, table: Table, rows: tuple[Row, ...], used: list[int], widths: list[int]) -> Grid:
-        grid = Grid(box=SIMPLE_HEAD, pad_edge=False, show_header=any(column.title for column in table.columns))
+    def _upright(
+        self,
+        table: Table,
+        rows: tuple[Row, ...],
+        used: list[int],
+        widths: list[int],
+        headed: bool = True,
+        edge: bool = True,
+    ) -> Grid:
+        headed = headed and any(column.title for column in table.columns)
+        grid = Grid(box=SIMPLE_HEAD, pad_edge=False, show_header=headed, show_edge=edge)
         for index, width in zip(used, widths, strict=True):
             column = table.columns[index]
             side: Literal["left", "right"] = "right" if column.kind == "number" else "left"
@@ -219,6 +231,26 @@ class _Printer:
             column = table.columns[index]
             grid.add_row(self.plain(column.title), *(self._cell(row.cells[index], column.kind) for row in rows))
         return grid
+
+    def _noted(self, table: Table, rows: tuple[Row, ...], used: list[int]) -> list[RenderableType] | None:
+        """The longest words of each row on a line under it, the rest upright; None where that does not fit either."""
+        longest = {i: max(cell_len(self.say(row.cells[i])) for row in rows) for i in used}
+        texts = [i for i in used[1:] if table.columns[i].kind == "text"]
+        if not texts:
+            return None
+        note = max(texts, key=lambda i: longest[i])
+        rest = [i for i in used if i != note]
+        widths = _fit([self._span(table.columns[i], [row.cells[i] for row in rows]) for i in rest], self.console.width)
+        if widths is None or longest[note] <= _LEAST_WORDS:
+            return None
+        shown: list[RenderableType] = [self._upright(table, (), rest, widths, edge=False)]
+        for row in rows:
+            shown.append(self._upright(table, (row,), rest, widths, headed=False, edge=False))
+            if row.cells[note]:
+                words = self.plain(row.cells[note])
+                words.stylize("bright_black")
+                shown.append(Padding(words, (0, 0, 0, 3)))
+        return [*shown, ""]
 
     def _stanzas(self, table: Table, rows: tuple[Row, ...], used: list[int]) -> Iterator[RenderableType]:
         """A row after the other, each cell on a line of its own, for a table that fits no other way."""
@@ -284,15 +316,17 @@ class _Printer:
         return [line]
 
     def _bar(self, stack: Stack, width: int) -> list[Styled]:
-        words = Styled()
+        lines = [Styled()]
         for index, part in enumerate(stack.parts):
             mark = "#=+-o:%."[index % 8] if self.ascii else "■"
-            words.append(f"{mark} ", style=_ROLES[part.role]).append(
-                self.say(f"{part.name} {show(part.value, stack.unit)}   ")
-            )
+            name = self.say(f"{part.name} {show(part.value, stack.unit)}")
+            if lines[-1] and cell_len(lines[-1].plain) + 5 + cell_len(name) > self.console.width:
+                lines.append(Styled())
+            gap = "   " if lines[-1] else ""
+            lines[-1].append(f"{gap}{mark} ", style=_ROLES[part.role]).append(name)
         limit = "" if stack.limit is None else f", {stack.limit_label} {show(stack.limit, stack.unit)}"
         return [
             Styled(self.say(stack.title + limit), style="bright_black"),
             self._cells(plot.bar(stack, width, self.ascii)),
-            words,
+            *lines,
         ]

@@ -1,0 +1,174 @@
+"""Several plans in one review: side by side first, then each with everything that belongs to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kvplan.documents import Document, Plan
+from kvplan.page import Axis, Block, Figure, Page, Plot, Role, Row, Section, Series
+from kvplan.pages import parts
+from kvplan.pages import plan as one_plan
+from kvplan.units import show_bytes, show_duration, show_percent
+
+_ROLES: tuple[Role, ...] = ("main", "second", "third", "fourth", "muted", "danger")
+# What tells plans apart, said in a name only where it differs between them; the model is always said.
+_TRAITS: tuple[Callable[[Plan], str], ...] = (
+    lambda plan: plan.inputs.estimate.data.kv_dtype,
+    lambda plan: parts.parallel(plan.inputs.estimate.data.parallel),
+    lambda plan: plan.inputs.estimate.data.engine,
+    lambda plan: "" if plan.inputs.gpu is None else plan.inputs.gpu.name,
+    lambda plan: _host(plan),
+    lambda plan: parts.plural(plan.policy.replicas, "replica"),
+)
+
+
+def page(documents: Sequence[Document[Plan]]) -> Page:
+    """The review of several plans, in the order given."""
+    plans = [document.data for document in documents]
+    names = labels(plans)
+    sections = [_overview(plans, names), *_shared(plans, names)]
+    for number, (document, name) in enumerate(zip(documents, names, strict=True), 1):
+        sections += [_own(section, number, name) for section in one_plan.page(document).sections]
+    return Page(
+        kind="kvplan.review",
+        title=f"KV cache review of {len(plans)} plans",
+        lead=_lead(plans),
+        origin="; ".join(dict.fromkeys(parts.origin(document) for document in documents)),
+        sections=tuple(sections),
+    )
+
+
+def labels(plans: Sequence[Plan]) -> list[str]:
+    """A name for each plan: its model, then whatever tells it from the others, then a number."""
+    telling = [trait for trait in _TRAITS if len({trait(plan) for plan in plans}) > 1]
+    names = []
+    for plan in plans:
+        words = [parts.model_name(plan.inputs.estimate.data.model), *(trait(plan) for trait in telling)]
+        names.append(", ".join(word for word in words if word))
+    seen: Counter[str] = Counter()
+    for index, name in enumerate(names):
+        seen[name] += 1
+        if names.count(name) > 1:
+            names[index] = f"{name} ({seen[name]})"
+    return names
+
+
+def _host(plan: Plan) -> str:
+    probe = plan.inputs.probe
+    if probe is None:
+        return "no probe"
+    return f"{probe.data.host.cpu} with {show_bytes(probe.data.host.memory_total_bytes)}"
+
+
+def _lead(plans: Sequence[Plan]) -> str:
+    given = Counter(plan.verdict for plan in plans)
+    words = {"nothing": "no tier", "host": "a host tier", "disk": "a disk tier", "host+disk": "a host and a disk tier"}
+    line = ", ".join(f"{count} with {words[verdict]}" for verdict, count in given.items())
+    broken = sum(any(not limit.ok for limit in plan.limits) for plan in plans)
+    return f"{len(plans)} plans: {line}; {f'{broken} exceed a limit' if broken else 'every limit holds'}."
+
+
+def _own(section: Section, number: int, name: str) -> Section:
+    """A section of one plan among several: its name and its figures' names get the plan's number."""
+    blocks = tuple(
+        replace(block, name=f"plan-{number}-{block.name}") if isinstance(block, Figure) else block
+        for block in section.blocks
+    )
+    decides = section.name == "decision"
+    return replace(
+        section,
+        name=f"plan-{number}-{section.name}",
+        heading=name if decides else f"{name}: {section.heading}",
+        blocks=blocks,
+        first=decides,
+        listed=decides,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ overview
+
+
+def _overview(plans: Sequence[Plan], names: Sequence[str]) -> Section:
+    rows = [_row(plan, name) for plan, name in zip(plans, names, strict=True)]
+    columns = "plan|->replicas|>GPU|>host memory|>disk|>hits|>GPU busy|>GPU time saved|-grade|exceeds"
+    blocks: list[Block] = [parts.table(columns, rows), *_figure(plans, names)]
+    reading = "Sizes are for one replica; GPU time is prefill, an hour of one replica."
+    return Section(name="overview", heading="Side by side", reading=reading, blocks=tuple(blocks), first=True)
+
+
+def _row(plan: Plan, name: str) -> Row:
+    budgets, benefit = plan.budgets, plan.benefit
+    broken = [limit.name for limit in plan.limits if not limit.ok]
+    cells = (
+        name,
+        f"{plan.policy.replicas:,}",
+        parts.bytes_or_none(budgets.gpu.bytes),
+        parts.bytes_or_none(budgets.host.requested_bytes),
+        parts.bytes_or_none(budgets.disk.requested_bytes),
+        show_percent(budgets.disk.hit_ratio),
+        show_percent(benefit.gpu_busy_ratio_on),
+        show_duration(benefit.gpu_s_per_hour_saved),
+        plan.confidence.grade,
+        ", ".join(broken),
+    )
+    return Row(cells=cells, tone="bad" if broken else "plain")
+
+
+def _figure(plans: Sequence[Plan], names: Sequence[str]) -> tuple[Figure, ...]:
+    """What each size of host memory saves, one line a plan, as far as there are colours to tell them apart."""
+    series = []
+    for plan, name in zip(plans, names, strict=True):
+        points = sorted(
+            (float(one.bytes), one.net_s_per_hour) for one in plan.curve if one.tier == "host" and one.bytes
+        )
+        if len(points) > 1:
+            series.append(Series(name=name, points=tuple(points), role=_ROLES[len(series) % len(_ROLES)]))
+    if not series or len(series) > len(_ROLES):
+        return ()
+    plot = Plot(
+        x=Axis(title="host memory, one replica", unit="bytes", log=True),
+        y=Axis(title="GPU time saved an hour", unit="s"),
+        series=tuple(series),
+    )
+    most, size, name = max((y, x, one.name) for one in series for x, y in one.points)
+    reading = f"Most is saved by {name}: {show_duration(most)} an hour with {show_bytes(size)}."
+    if most <= 0:
+        reading = "No size saves GPU time in any plan."
+    alt = f"GPU time saved an hour against host memory, one line a plan. {reading}"
+    return (Figure(name="plans", title="What host memory saves", reading=reading, alt=alt, charts=(plot,)),)
+
+
+def _shared(plans: Sequence[Plan], names: Sequence[str]) -> tuple[Section, ...]:
+    """Plans made for the same host: what they would take of its memory if all of them ran there."""
+    groups: list[list[int]] = []
+    for index, plan in enumerate(plans):
+        if plan.inputs.probe is None:
+            continue
+        same = next((group for group in groups if _same_host(plans[group[0]], plan)), None)
+        if same is None:
+            groups.append([index])
+        else:
+            same.append(index)
+    blocks = [_sum(plans, names, group) for group in groups if len(group) > 1]
+    if not blocks:
+        return ()
+    reading = "Each plan was made as if it had the host to itself; one replica of each together would take this much."
+    return (Section(name="one-host", heading="On one host", reading=reading, blocks=tuple(blocks), first=True),)
+
+
+def _same_host(one: Plan, other: Plan) -> bool:
+    probes = one.inputs.probe, other.inputs.probe
+    return probes[0] is not None and probes[1] is not None and probes[0].data.host == probes[1].data.host
+
+
+def _sum(plans: Sequence[Plan], names: Sequence[str], group: Sequence[int]) -> Block:
+    sizes = [plans[index].budgets.host.requested_bytes for index in group]
+    rows = [Row(cells=(names[index], parts.bytes_or_none(size))) for index, size in zip(group, sizes, strict=True)]
+    probe = plans[group[0]].inputs.probe
+    usable = probe.data.host.usable_memory_bytes if probe is not None else 0
+    over = sum(sizes) > usable
+    rows.append(Row(cells=("together", show_bytes(sum(sizes))), strong=True, tone="bad" if over else "plain"))
+    rows.append(Row(cells=("usable memory of the host, before anything else takes its part", show_bytes(usable))))
+    return parts.table("plan|>host memory for the KV cache", rows, title=_host(plans[group[0]]))
