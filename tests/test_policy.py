@@ -100,6 +100,13 @@ def test_a_measured_curve_of_separate_tenants_is_used_as_it_is() -> None:
     assert "isolation-cost" in codes(plan)
 
 
+def test_tenants_that_share_nothing_lose_nothing_by_being_kept_apart() -> None:
+    rows = tuple(replace(row, isolated_hit_tokens=row.hit_tokens) for row in samples.workload().data.tenants)
+    apart = planned(Policy(share="tenant"), workload=workload_with(tenants=rows))
+    assert apart.budgets == planned(workload=workload_with(tenants=rows)).budgets
+    assert apart.confidence.grade == "B"
+
+
 def test_isolation_without_known_tenants_says_how_to_know_them() -> None:
     with pytest.raises(KvplanError, match="--tenant-by FIELD"):
         planned(Policy(share="tenant"), workload=workload_with(tenants=()))

@@ -97,6 +97,8 @@ def _shared(
         )
     hits = sum(tenant.hit_tokens for tenant in workload.tenants)
     own = min(hits, sum(tenant.isolated_hit_tokens for tenant in workload.tenants))
+    if own == hits:  # no request reuses another tenant's blocks, so keeping them apart changes nothing
+        return points, ceiling, first
     keep = own / hits if hits else 0.0
     copies = (workload.input_tokens - own) / max(1, workload.novel_tokens)
     text = (
@@ -129,8 +131,8 @@ def _routed(
         return points, False
     if policy.routing == "session":
         raise KvplanError(
-            f"hits of {replicas} replicas that keep a session each are not in the workload: profile the log with "
-            f"`kvplan workload --replicas {replicas}`, and let tenants share"
+            f"hits of {replicas} replicas that keep a session each are not in the workload: profile a log that names "
+            f"sessions with `kvplan workload --replicas {replicas}`, and let tenants share"
         )
     text = (
         f"round robin over {replicas} replicas: a reuse finds the replica of the last use again one time in "
