@@ -19,7 +19,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.units import parse_duration, parse_rate, parse_size, parse_tokens
 
 if TYPE_CHECKING:
-    from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Plan, Policy, Requests, Reserve
+    from kvplan.documents import Document, Estimate, EstimateOptions, GpuSpec, Model, Plan, Policy, Requests, Reserve
     from kvplan.page import Page
     from kvplan.progress import Progress
 
@@ -148,16 +148,72 @@ def _required(value: V | None, flag: str) -> V:
     return value
 
 
-def _estimate(model: str, revision: str | None, options: EstimateOptions) -> Document[Estimate]:
+def _estimate(model: str, revision: str | None, options: EstimateOptions, **more: Any) -> Document[Estimate]:
     from kvplan.estimate import estimate as run
     from kvplan.files import wrap
     from kvplan.model import load_model
 
-    return wrap(run(load_model(model, revision), options))
+    return wrap(run(load_model(model, revision), options, **more))
+
+
+def _drafted(model: Model, draft: str | None) -> Model:
+    """The model with what --draft adds: nothing, its own layers of multi-token prediction, or a draft model's."""
+    from kvplan.model import load_model
+    from kvplan.models.drafts import with_draft
+
+    if draft is None or draft in ("none", "ngram"):
+        return model
+    method, _, layers = draft.partition(":")
+    if method == "mtp":
+        if layers and not layers.isdecimal():
+            raise UsageError(f"--draft {draft}: write mtp, or mtp:2 for two layers")
+        return with_draft(model, "mtp", layers=int(layers) if layers else None)
+    return with_draft(model, "draft-model", load_model(draft))
+
+
+def _estimates(
+    models: list[str],
+    revision: str | None,
+    options: EstimateOptions,
+    *,
+    draft: str | None,
+    workload: Path | None,
+    media: tuple[int, str | None, str | None],
+    from_log: list[str],
+) -> Document[Any]:
+    """The estimate of one model, several side by side, or the fit of start-up lines where no model is named."""
+    from kvplan.documents import Estimates
+    from kvplan.estimate import estimate as run
+    from kvplan.files import load, wrap
+    from kvplan.media import image_size, tokens
+    from kvplan.model import load_model
+    from kvplan.startuplog import fit, keeps_fixed_part
+
+    if not models:
+        if not from_log:
+            raise UsageError("--model is missing")
+        return wrap(fit(from_log))
+    images, size, audio = media
+    seconds = _opt("--audio", audio, parse_duration) or 0.0
+    log_of = _pick([load(workload)], "workload", True).data if workload is not None else None
+    found = []
+    for name in models:
+        facts = _drafted(load_model(name, revision), draft)
+        found.append(
+            run(
+                facts,
+                options,
+                workload=log_of,
+                media=tokens(name, images, _opt("--image-size", size, image_size), seconds),
+                log=fit(from_log, hybrid=keeps_fixed_part(facts)) if from_log else None,
+            )
+        )
+    return wrap(found[0] if len(found) == 1 else Estimates(estimates=tuple(found)))
 
 
 @app.command()
 def estimate(
+    models: Annotated[list[str] | None, typer.Argument(metavar="MODEL…", help="Models, side by side.")] = None,
     model: ModelName = None,
     revision: Revision = None,
     engine: Engine = "none",
@@ -166,6 +222,9 @@ def estimate(
     pp: Pp = 1,
     dp: Dp = 1,
     dcp: Dcp = 1,
+    expert_parallel: Annotated[
+        bool, typer.Option("--expert-parallel", help="Deal experts out over all data-parallel ranks.")
+    ] = False,
     block_tokens: BlockTokens = None,
     max_model_len: MaxModelLen = None,
     at: Annotated[str, typer.Option(metavar="TOKENS,…", help="Lengths to price, such as 8k,32768.")] = "",
@@ -190,6 +249,22 @@ def estimate(
     encoder_tokens: Annotated[
         int | None, typer.Option(min=1, help="Encoder input length, where the model fixes none.")
     ] = None,
+    skip_layers: Annotated[
+        int | None, typer.Option(min=0, help="Layers, half at each end, that keep the model's dtype.")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="DRAFT", help="Speculative decoding: ngram, mtp, mtp:2, or a draft model.")
+    ] = None,
+    workload_file: Annotated[
+        Path | None, typer.Option("--workload", metavar="FILE", help="A workload document: what its lengths need.")
+    ] = None,
+    images: Annotated[int, typer.Option(min=0, help="Images of each request, beside the lengths of --at.")] = 0,
+    image_size: Annotated[str | None, typer.Option(metavar="WxH", help="Pixels of each image.")] = None,
+    audio: Annotated[str | None, typer.Option(metavar="TIME", help="Audio of each request, such as 30s.")] = None,
+    from_log: Annotated[
+        list[str] | None,
+        typer.Option(metavar="LOG", help="A start-up log, or tokens=N,len=N,pool=SIZE; repeat for several starts."),
+    ] = None,
     ctx_size: Annotated[
         str | None, typer.Option(metavar="TOKENS", help="llama.cpp: tokens of the context, all slots together.")
     ] = None,
@@ -206,6 +281,7 @@ def estimate(
     flash_attn: Annotated[
         bool, typer.Option("--flash-attn/--no-flash-attn", help="llama.cpp: fused attention.")
     ] = True,
+    explain: Annotated[bool, typer.Option("--explain", help="Everything: arithmetic and config keys too.")] = False,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -220,7 +296,7 @@ def estimate(
     options = EstimateOptions(
         engine=engine,
         kv_dtype=kv_dtype,
-        parallel=Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp),
+        parallel=Parallel(tp=tp, pp=pp, dp=dp, dcp=dcp, expert_parallel=expert_parallel),
         block_tokens=block_tokens,
         max_model_len=_opt("--max-model-len", max_model_len, parse_tokens),
         at=_opt("--at", at, _lengths) or (),
@@ -235,6 +311,7 @@ def estimate(
         async_scheduling=async_scheduling,
         prefix_caching=prefix_caching,
         encoder_tokens=encoder_tokens,
+        kv_skip_layers=skip_layers,
         llama_cpp=LlamaCppOptions(
             ctx_size=_opt("--ctx-size", ctx_size, parse_tokens),
             slots=parallel,
@@ -246,8 +323,18 @@ def estimate(
             flash_attention=flash_attn,
         ),
     )
-    document = _estimate(_required(model, "--model"), revision, options)
-    answer(document, as_json=as_json, output=output, quiet=quiet)
+    named = [*(models or ()), *([model] if model else ())]
+    points = [one for one in named if from_log and "=" in one]  # several points may follow one --from-log
+    document = _estimates(
+        [one for one in named if one not in points],
+        revision,
+        options,
+        draft=draft,
+        workload=workload_file,
+        media=(images, image_size, audio),
+        from_log=[*(from_log or ()), *points],
+    )
+    answer(document, as_json=as_json, output=output, quiet=quiet, full=explain)
 
 
 def _requests(

@@ -34,8 +34,8 @@ def stdout() -> Console:
     return Console(width=None if known else _PIPED_WIDTH, highlight=False)
 
 
-def answer(document: Document[Any], *, as_json: bool, output: Path | None, quiet: bool) -> None:
-    """Give a document the way the user asked: JSON on standard output, a file, or a page to read."""
+def answer(document: Document[Any], *, as_json: bool, output: Path | None, quiet: bool, full: bool = False) -> None:
+    """Give a document the way the user asked: JSON on standard output, a file, or a page, all of it if `full`."""
     if output is not None:
         write_atomically(output, dump(document))
         note(f"wrote {output}", quiet)
@@ -43,14 +43,14 @@ def answer(document: Document[Any], *, as_json: bool, output: Path | None, quiet
         sys.stdout.write(dump(document))
         return
     if output is None or not quiet:
-        show(document)
+        show(document, full)
 
 
-def show(document: Document[Any]) -> None:
-    """Print a document as a page on standard output."""
+def show(document: Document[Any], full: bool = False) -> None:
+    """Print a document as a page on standard output: its first screen, or all of it."""
     from kvplan.report import print_page, sections
 
-    print_page(sections(document), stdout())
+    print_page(sections(document), stdout(), full)
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def estimate(
     cannot hold this model, and LimitError where weights and overhead leave nothing for the cache.
     """
     _check(options)
+    options, added = _with_media(options, media)
     layout = engine(options.engine).lay_out(model, options)
     context = _context(model, options)
     weights, shared = _per_gpu(model, options)
@@ -70,7 +71,7 @@ def estimate(
         log=against,
         engine_view=layout.view(memory.kv_bytes if memory else None, context),
         engine_version=version(options.engine),
-        findings=(*model.findings, *layout.findings, *shared, *notes, *(against.findings if against else ())),
+        findings=(*model.findings, *layout.findings, *shared, *added, *notes, *(against.findings if against else ())),
     )
 
 
@@ -83,6 +84,20 @@ def _check(options: EstimateOptions) -> None:
         raise UsageError(f"--sequences is {options.sequences}: at least 1")
     if options.max_model_len is not None and options.max_model_len < 1:
         raise UsageError(f"--max-model-len is {options.max_model_len}: at least 1")
+
+
+def _with_media(options: EstimateOptions, media: Sequence[MediaTokens]) -> tuple[EstimateOptions, tuple[Finding, ...]]:
+    """The lengths asked for with the tokens of images and audio added, and what is said of it."""
+    more = sum(one.tokens or 0 for one in media)
+    notes = [
+        Finding(severity="warning", code="media-unknown", text=f"tokens of {one.kind} are left out: {one.source}")
+        for one in media
+        if one.tokens is None
+    ]
+    if more and options.at:
+        text = f"each length has {more:,} tokens of images and audio added"
+        notes.append(Finding(severity="info", code="media-added", text=text))
+    return replace(options, at=tuple(tokens + more for tokens in options.at)), tuple(notes)
 
 
 def _context(model: Model, options: EstimateOptions) -> int | None:

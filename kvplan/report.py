@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.documents import Document
 from kvplan.errors import KvplanError
 from kvplan.page import Page
-from kvplan.pages import estimate, model, plan, probe, review, workload
+from kvplan.pages import estimate, estimate_more, model, plan, probe, review, workload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _PAGES: dict[str, Callable[[Document[Any]], Page]] = {
     "kvplan.model": model.page,
     "kvplan.estimate": estimate.page,
+    "kvplan.estimates": estimate_more.side_by_side,
+    "kvplan.fit": estimate_more.fit_page,
     "kvplan.workload": workload.page,
     "kvplan.probe": probe.page,
     "kvplan.plan": plan.page,

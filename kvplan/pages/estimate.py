@@ -20,7 +20,7 @@ from kvplan.page import (
     Stack,
     Table,
 )
-from kvplan.pages import parts
+from kvplan.pages import estimate_more, parts
 from kvplan.units import show_bytes, show_exact, show_tokens
 
 _LONGEST = 131_072  # where the model names no longest sequence, the chart stops here
@@ -33,6 +33,10 @@ def page(document: Document[Estimate]) -> Page:
         _costs(estimate),
         *_memory(estimate),
         *_lengths(estimate),
+        *estimate_more.growth(estimate),
+        *estimate_more.mix(estimate),
+        *estimate_more.media(estimate),
+        *estimate_more.log(estimate),
         *parts.findings(estimate.findings),
         _layers(estimate),
         _growth(estimate),
@@ -135,20 +139,22 @@ def _memory(estimate: Estimate) -> tuple[Section, ...]:
 
 
 def _lengths(estimate: Estimate) -> tuple[Section, ...]:
-    rows = [
-        (
-            f"{at.tokens:,}",
-            f"{at.sequences:,}",
-            *(show_bytes(b) for b in (at.steady_bytes, at.admission_bytes, at.hybrid_off_bytes)),
-        )
-        for at in estimate.kv.bytes_at
-    ]
-    if not rows:
+    """Bytes at the lengths asked for: three columns where they differ, one where they do not."""
+    at = estimate.kv.bytes_at
+    if not at:
         return ()
-    columns = ">tokens|>sequences|>in steady use|>as admitted|>hybrid manager off"
-    return (
-        Section(name="lengths", heading="At the lengths asked for", blocks=(parts.table(columns, rows),), first=True),
-    )
+    sizes = [(one.steady_bytes, one.admission_bytes, one.hybrid_off_bytes) for one in at]
+    apart = any(len(set(three)) > 1 for three in sizes)
+    columns = ">tokens|>sequences|>" + ("in steady use|>as admitted|>hybrid manager off" if apart else "bytes")
+    rows = [
+        (f"{one.tokens:,}", f"{one.sequences:,}", *(show_bytes(size) for size in (three if apart else three[:1])))
+        for one, three in zip(at, sizes, strict=True)
+    ]
+    reading = ""
+    if apart:
+        reading = "What is in use, what must be free before the engine admits them, and with every window held in full."
+    block = parts.table(columns, rows)
+    return (Section(name="lengths", heading="At the lengths asked for", reading=reading, blocks=(block,), first=True),)
 
 
 def _layers(estimate: Estimate) -> Section:
