@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvplan.documents import Finding, LogSource, Requests
 from kvplan.errors import KvplanError, UsageError
-from kvplan.formats import FAMILIES, Family, delimited, parquet
+from kvplan.formats import FAMILIES, Family, anonymous, delimited, parquet
 from kvplan.formats.ids import Ids, chain, dense, first_unchained, two_sizes
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows, joined, malformed
@@ -47,6 +47,8 @@ def read(
     tokenizer: Path | None = None,
     tenant_by: str | None = None,
     columns: Mapping[str, str] | None = None,
+    bytes_per_token: float | None = None,
+    processes: int = 1,
     skip_bad: int = 0,
     progress: Progress = silent,
 ) -> Requests:
@@ -55,19 +57,25 @@ def read(
     `paths` are files, plain or compressed, URLs of objects that fsspec opens, or '-' for standard input; all of one
     format. `format` names it, else the first lines decide. `block_tokens` is needed where the log does not imply it;
     `tokenizer` (a folder) where the log holds text; `tenant_by` is the field, dotted, that names a request's tenant;
-    `columns` says which column of a table holds what, where its names do not (`{"time_s": "t"}`). Up
-    to `skip_bad` unusable lines are left out and counted, one more is an error. Raises KvplanError naming file and
-    line.
+    `columns` says which column of a table holds what, where its names do not (`{"time_s": "t"}`). `bytes_per_token`
+    stands in for a tokenizer; with several `processes` large logs of text are tokenized by as many. Up to `skip_bad`
+    unusable lines are left out and counted, one more is an error. Raises KvplanError naming file and line.
     """
     if not paths:
         raise UsageError("no log given: name a file, or - for standard input")
     if block_tokens is not None and block_tokens < 1:
         raise UsageError(f"--block-tokens {block_tokens}: a block holds at least one token")
+    if bytes_per_token is not None and not 0 < bytes_per_token < 1e6:
+        raise UsageError(
+            f"--approximate-tokens {bytes_per_token:g}: give the bytes of text that make a token, such as 4"
+        )
     options = Options(
         block_tokens=block_tokens,
         tokenizer=tokenizer,
         tenant_by=tenant_by,
         columns=columns or {},
+        bytes_per_token=bytes_per_token,
+        processes=processes,
         progress=progress,
     )
     files: list[_File] = []
@@ -82,6 +90,15 @@ def read(
         files.append(_File(lines=lines, rows=rows, format=family.name, detected=format is None))
     progress("checking the block ids")
     return _table(files, tenant_by)
+
+
+def anonymize(requests: Requests, path: Path, progress: Progress = silent) -> None:
+    """Write a log as a Mooncake trace that may be shared and profiles the same: lengths, times, numbered blocks.
+
+    Times are whole milliseconds from the first request; sessions and tenants become numbers. Where `path` ends in .gz
+    the trace is compressed. The file is written whole or not at all. Raises KvplanError naming `path`.
+    """
+    anonymous.write(requests, path, progress)
 
 
 def _named(name: str) -> Family:

@@ -448,10 +448,15 @@ def test_prompt_counts_that_another_tokenizer_must_have_made_are_pointed_out(wri
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"prompt": "x", "timestamp": 1}, "no 'messages', neither alone nor in 'body' or 'request'"),
+        ({"text": "x", "timestamp": 1}, "no 'messages' or 'prompt', neither alone nor in 'body' or 'request'"),
+        ({"prompt": 5, "timestamp": 1}, "'prompt' is neither text nor a list of token ids"),
+        ({"prompt": [1, -2], "timestamp": 1}, "'prompt' holds something that is no token id"),
         ({"messages": [], "timestamp": 1}, "'messages' is no list of messages"),
         ({"messages": [{"content": "x"}], "timestamp": 1}, "message 1 has no role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}], "timestamp": 1}, "type 'image_url'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}], "timestamp": 1},
+            "type 'image_url' without content",
+        ),
         ({"messages": [{"role": "user", "content": 5}], "timestamp": 1}, "the chat template refuses the request"),
         (chat("x"), "has no time stamp, unlike the lines before"),
         (chat("x", timestamp="yesterday"), "timestamp is 'yesterday', neither a number nor an ISO 8601 time"),

@@ -13,10 +13,14 @@ from kvplan.formats import (
     delimited,
     dynamo,
     kvevents,
+    lengths,
+    litellm,
     lmcache,
     mooncake,
+    otel,
     parquet,
     sessions,
+    sharegpt,
     weka,
 )
 from kvplan.formats.lines import Lines
@@ -68,6 +72,12 @@ FAMILIES = (
         read=mooncake.read,
     ),
     Family(
+        name="lengths",
+        looks="lines with timestamp, input_length, output_length, without hash_ids",
+        detect=lengths.detect,
+        read=lengths.read,
+    ),
+    Family(
         name="weka",
         looks="a session an object, with block_size and requests",
         detect=weka.detect,
@@ -104,8 +114,26 @@ FAMILIES = (
         read=delimited.read,
     ),
     Family(
+        name="otel",
+        looks="spans with gen_ai attributes, alone or in resourceSpans",
+        detect=otel.detect,
+        read=otel.read,
+    ),
+    Family(
+        name="litellm",
+        looks="lines with startTime, endTime, prompt_tokens, messages",
+        detect=litellm.detect,
+        read=litellm.read,
+    ),
+    Family(
+        name="sharegpt",
+        looks="conversations with from and value",
+        detect=sharegpt.detect,
+        read=sharegpt.read,
+    ),
+    Family(
         name="openai-chat",
-        looks="lines with messages, alone or in body or request",
+        looks="lines with messages or prompt, alone or in body or request",
         detect=chat.detect,
         read=chat.read,
     ),

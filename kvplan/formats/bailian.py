@@ -16,8 +16,8 @@ _BLOCK_TOKENS = 16
 _FIELDS = (
     Field(name="input_length", needed=True),
     Field(name="output_length"),
-    Field(name="chat_id", needed=True),
-    Field(name="parent_chat_id", least=-1),
+    Field(name="chat_id", needed=True, label=True),
+    Field(name="parent_chat_id", least=-1, label=True),
 )
 
 

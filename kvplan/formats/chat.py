@@ -1,19 +1,19 @@
-"""OpenAI chat requests, one JSON object a line: alone, in a batch file's `body`, or in a gateway's wrapper.
+"""OpenAI requests, chat or completions, a JSON object a line: alone, in a batch file's `body`, in a gateway's wrapper.
 
-Each request is rendered once, whole, with the served model's own chat template, and tokenised as one text; its blocks
+Each request is rendered once, whole, with the served model's own chat template, and tokenized as one text; its blocks
 are then named by a hash of everything before and in them, as engines name them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from kvplan.errors import KvplanError
 from kvplan.formats import fields
 from kvplan.formats.lines import Lines
-from kvplan.formats.render import Renderer
+from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 from kvplan.formats.texts import Prompt, TextLog
 
@@ -25,51 +25,68 @@ def detect(row: dict[str, Any]) -> bool:
 
 def read(lines: Lines, options: Options) -> Rows:
     """Read a whole file. Raises KvplanError naming the line, or the tokenizer folder that is missing or unusable."""
-    if options.tokenizer is None:
-        raise KvplanError(
-            f"{lines.name}: holds text, whose tokens depend on the model: give --tokenizer DIR, "
-            "the folder with the served model's tokenizer"
-        )
-    options.progress("loading the tokenizer")
-    renderer = Renderer(options.tokenizer)
     clock = fields.Clock()
-    log = TextLog(lines, options, renderer)
-    for number, line in lines:
-        try:
-            prompt = _prompt(number, msgspec.json.decode(line), renderer, clock, options.tenant_by)
-        except (ValueError, RecursionError) as error:
-            lines.bad(number, malformed(error))
-        else:
-            log.add(prompt)
-    times = clock.finding()
-    return log.rows((times,) if times else ())
+    with TextLog(lines, options) as log:
+        for number, line in lines:
+            try:
+                prompts = list(_prompts(number, msgspec.json.decode(line), clock, options.tenant_by))
+            except (ValueError, RecursionError) as error:
+                lines.bad(number, malformed(error))
+                continue
+            for prompt in prompts:
+                if "messages" in prompt.work.body:
+                    log.need_template()
+                log.add(prompt)
+        times = clock.finding()
+        return log.rows((times,) if times else ())
 
 
 def _body(row: object) -> dict[str, Any] | None:
     for path in fields.BODIES:
         inner = field_at(row, path)
-        if isinstance(inner, dict) and "messages" in inner:
+        if isinstance(inner, dict) and ("messages" in inner or "prompt" in inner):
             return inner
     return None
 
 
-def _prompt(number: int, row: object, renderer: Renderer, clock: fields.Clock, tenant_by: str | None) -> Prompt:
+def _prompts(number: int, row: object, clock: fields.Clock, tenant_by: str | None) -> Iterator[Prompt]:
+    """The requests of a line: one, or one a prompt where a completion has several."""
     body = _body(row)
     if body is None:
-        raise ValueError("no 'messages', neither alone nor in 'body' or 'request'")
-    text = renderer.text(body)
+        raise ValueError("no 'messages' or 'prompt', neither alone nor in 'body' or 'request'")
     model = label(body.get("model"), "model") or ""
     tenant = fields.found(row, [tenant_by]) if tenant_by else ("", None)
     session = fields.found(row, fields.SESSIONS)
-    return Prompt(
-        line=number,
-        text=text,
-        model=model,
-        seed=(model, label(body.get("cache_salt"), "cache_salt") or ""),
-        time_s=clock(row),
-        output_tokens=fields.count(row, fields.OUTPUTS) or 0,
-        duration_s=fields.duration(row),
-        tenant=label(tenant[1], tenant[0]),
-        session=label(session[1], session[0]),
-        logged_tokens=fields.count(row, fields.PROMPTS),
-    )
+    time_s = clock(row)
+    prompts = [None] if "messages" in body else _each(body.get("prompt"))
+    alone = len(prompts) == 1
+    for prompt in prompts:
+        yield Prompt(
+            line=number,
+            work=Work(
+                body=body if "messages" in body else {"prompt": prompt},
+                seed=(model, label(body.get("cache_salt"), "cache_salt") or ""),
+                reply=_reply(row) if alone else None,
+            ),
+            model=model,
+            time_s=time_s,
+            output_tokens=fields.count(row, fields.OUTPUTS) if alone else None,
+            duration_s=fields.duration(row),
+            tenant=label(tenant[1], tenant[0]),
+            session=label(session[1], session[0]),
+            logged_tokens=fields.count(row, fields.PROMPTS) if alone else None,
+            cached_tokens=fields.count(row, fields.CACHED) if alone else None,
+        )
+
+
+def _each(prompt: object) -> list[Any]:
+    """The prompts of a completion: one text or one list of token ids, or a list of those."""
+    return prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
+
+
+def _reply(row: object) -> str | None:
+    """The text of the answer where the log keeps it: its tokens are counted if the log does not."""
+    _, choices = fields.found(row, ["choices"])
+    first = choices[0] if isinstance(choices, list) and choices else None
+    text = field_at(first, ("message", "content")) or field_at(first, ("text",))
+    return text if isinstance(text, str) else None

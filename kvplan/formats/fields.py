@@ -16,6 +16,13 @@ TIMES = ("timestamp", "ts", "time", "start_time", "startTime", "request_time", "
 SESSIONS = ("session_id", "conversation_id", "chat_id", "metadata.session_id", "metadata.conversation_id")
 OUTPUTS = ("usage.completion_tokens", "usage.output_tokens", "completion_tokens", "output_tokens")
 PROMPTS = ("usage.prompt_tokens", "usage.input_tokens", "prompt_tokens", "input_tokens")
+CACHED = (
+    "usage.prompt_tokens_details.cached_tokens",
+    "usage.prompt_cache_hit_tokens",
+    "usage.cache_read_input_tokens",
+    "usage.cached_tokens",
+    "cached_tokens",
+)
 DURATIONS = {"duration_s": 1.0, "latency_s": 1.0, "duration_ms": 0.001, "latency_ms": 0.001}
 
 # A number of a time's size can only be in one unit: 1e11 s is the year 5138, 1e11 ms was in 1973.
@@ -32,9 +39,13 @@ def found(row: object, names: Sequence[str]) -> tuple[str, Any]:
     return "", None
 
 
-def count(row: object, names: Sequence[str]) -> int | None:
-    """A number of tokens, None where the row names none. Raises ValueError for anything else that stands there."""
+def count(row: object, names: Sequence[str], called: str = "") -> int | None:
+    """A number of tokens, None where the row names none. Raises ValueError for anything else that stands there.
+
+    `called` is what an error calls it, where that is not its name.
+    """
     name, value = found(row, names)
+    name = called or name
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**40:
@@ -55,13 +66,14 @@ def duration(row: object) -> float:
 class Clock:
     """Reads arrival times. The first row decides whether there are times at all, the first number in which unit."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] = TIMES) -> None:
+        self._names = names
         self._field: str | None = None
         self._unit: tuple[float, float, str] | None = None
 
     def __call__(self, row: object) -> float:
         """Seconds, on whatever clock the log keeps; NaN in a log without times. Raises ValueError."""
-        name, value = found(row, TIMES)
+        name, value = found(row, self._names)
         if self._field is None:
             self._field = name
         if bool(name) != bool(self._field):

@@ -70,6 +70,25 @@ def rows(lines: Lines, options: Options, columns: Columns, findings: Sequence[Fi
     )
 
 
+def lengths_only(columns: Columns, findings: Sequence[Finding]) -> Rows:
+    """The rows of a log without blocks: what was asked for and when."""
+    keep = np.ones(columns.line.size, np.bool_)
+    return Rows(
+        block_tokens=1,
+        line=columns.line,
+        time_s=columns.time_s,
+        input_tokens=columns.input_tokens,
+        output_tokens=columns.output_tokens,
+        duration_s=np.full(keep.size, np.nan) if columns.duration_s is None else columns.duration_s,
+        count=np.zeros(keep.size, np.int64),
+        keys=np.zeros(0, np.int32),
+        tenant=_kept(columns.tenant, keep),
+        session=_kept(columns.session, keep),
+        findings=tuple(findings),
+        hashed=False,
+    )
+
+
 def _kept(names: Sequence[str | None], keep: NDArray[np.bool_]) -> Sequence[str | None]:
     if not any(name is not None for name in names):
         return ()

@@ -1,6 +1,7 @@
 """Mooncake traces: one JSON object a line with `timestamp` (ms), `input_length`, `output_length` and `hash_ids`.
 
-Some tools add `block_size` to each line, or leave `timestamp` out where only the order matters.
+Some tools add `block_size`, `session_id` or `duration_ms` to each line, or leave `timestamp` out where only the order
+matters.
 """
 
 from __future__ import annotations
@@ -13,9 +14,15 @@ from kvplan.documents import Finding
 from kvplan.formats import hashed
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows
-from kvplan.formats.scan import Field, Scanner, known
+from kvplan.formats.scan import Field, Scanner, durations, known, names
 
-_FIELDS = (Field(name="input_length", needed=True), Field(name="output_length"), Field(name="block_size", least=1))
+_FIELDS = (
+    Field(name="input_length", needed=True),
+    Field(name="output_length"),
+    Field(name="block_size", least=1),
+    Field(name="session_id", label=True),
+    Field(name="duration_ms"),
+)
 
 
 def detect(row: dict[str, Any]) -> bool:
@@ -33,7 +40,9 @@ def read(lines: Lines, options: Options) -> Rows:
         output_tokens=known(scanned.numbers["output_length"]),
         count=scanned.count,
         keys=scanned.keys,
+        duration_s=durations(scanned.numbers["duration_ms"]),
         sizes=known(scanned.numbers["block_size"]),
+        session=names(scanned.numbers["session_id"]),
         tenant=scanned.tenant,
     )
     findings = [] if np.isnan(scanned.time).all() else [_times(bool((scanned.time % 1 != 0).any()))]

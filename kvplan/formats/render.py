@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,25 @@ class _TokenizerConfig(msgspec.Struct):
     tokenizer_class: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One request to render and count: its body as sent, what keeps its cache apart, and the answer where logged."""
+
+    body: dict[str, Any]
+    seed: tuple[str, ...]
+    reply: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A prompt in tokens and block keys (64-bit, one after another), and its answer in tokens where that was logged."""
+
+    tokens: int
+    keys: bytes
+    reply_tokens: int | None
+    images: int
+
+
 class Renderer:
     """A local tokenizer folder with its chat template. Importing transformers takes seconds: only logs of text do."""
 
@@ -36,16 +56,45 @@ class Renderer:
         except Exception as error:  # the libraries raise bare Exceptions too, for whatever the folder's files hold
             what = str(error).strip().splitlines() or [type(error).__name__]
             raise KvplanError(f"{folder}: holds no tokenizer that transformers loads: {what[0]}") from None
+        self._folder = folder
+
+    def need_template(self) -> None:
+        """Raise KvplanError where the tokenizer has no chat template, which logs of messages need."""
         if not self._tokenizer.chat_template:
             raise KvplanError(
-                f"{folder}: its tokenizer has no chat template: take the folder of the served (chat) model"
+                f"{self._folder}: its tokenizer has no chat template: take the folder of the served (chat) model"
             )
 
-    def text(self, body: dict[str, Any]) -> str:
-        """The prompt of one chat request, rendered whole. Raises ValueError for a request the template cannot take."""
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise ValueError("'messages' is no list of messages")
+    def done(self, works: Sequence[Work], block_tokens: int) -> list[Done | str]:
+        """Each request rendered, counted and hashed, or what is wrong with it."""
+        results: list[Done | str] = []
+        prompts: list[tuple[int, str]] = []
+        tokens: dict[int, Tokens] = {}
+        images = [0] * len(works)
+        for i, work in enumerate(works):
+            results.append("")
+            try:
+                if "messages" in work.body:
+                    messages, images[i] = plain_messages(work.body)
+                    prompts.append((i, self._rendered(messages, work.body)))
+                else:
+                    tokens[i] = self._prompt(work.body.get("prompt"))
+            except ValueError as error:
+                results[i] = str(error)
+        for (i, _), ids in zip(prompts, self._encoded([text for _, text in prompts], False), strict=True):
+            tokens[i] = ids
+        replies = {i: work.reply for i, work in enumerate(works) if work.reply is not None and i in tokens}
+        counts = dict(zip(replies, map(len, self._encoded(list(replies.values()), False)), strict=True))
+        for i, ids in tokens.items():
+            if self._doubled_start(ids):
+                results[i] = "the prompt starts with two beginning-of-sequence tokens"
+                continue
+            keys = block_keys(ids, block_tokens, works[i].seed)
+            results[i] = Done(tokens=ids.size, keys=keys.tobytes(), reply_tokens=counts.get(i), images=images[i])
+        return results
+
+    def _rendered(self, messages: list[dict[str, Any]], body: dict[str, Any]) -> str:
+        """The prompt of one chat request, whole. Raises ValueError for a request that the template cannot take."""
         options = body.get("chat_template_kwargs")
         if options is not None and not isinstance(options, dict):
             raise ValueError("'chat_template_kwargs' is no object")
@@ -56,30 +105,100 @@ class Renderer:
             **(options or {}),
             "tokenize": False,
         }
-        plain = [_message(message, number) for number, message in enumerate(messages, 1)]
         try:
-            text = self._tokenizer.apply_chat_template(plain, **arguments)
+            text = self._tokenizer.apply_chat_template(messages, **arguments)
         except Exception as error:  # a template is a program of the model's maker and may raise anything
             raise ValueError(f"the chat template refuses the request: {error}") from None
         if not isinstance(text, str):
             raise ValueError("the chat template gave no text")
         return text
 
-    def tokens(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of rendered prompts; the template has already placed every special token."""
+    def _prompt(self, prompt: object) -> Tokens:
+        """The tokens of a completion's prompt, which servers put a beginning-of-sequence token before."""
+        if isinstance(prompt, str):
+            return self._encoded([prompt], True)[0]
+        return token_ids(prompt)
+
+    def _encoded(self, texts: list[str], special: bool) -> list[Tokens]:
+        """The tokens of texts. A template has already placed every special token of a rendered prompt."""
+        if not texts:
+            return []
         encoded = self._tokenizer(
-            list(texts),
-            add_special_tokens=False,
+            texts,
+            add_special_tokens=special,
             return_attention_mask=False,
             return_token_type_ids=False,
             verbose=False,
         )
         return [np.array(ids, np.uint32) for ids in encoded["input_ids"]]
 
-    def doubled_start(self, tokens: Tokens) -> bool:
+    def _doubled_start(self, tokens: Tokens) -> bool:
         """Whether a prompt starts with two beginning-of-sequence tokens, which no model was trained on."""
         start = self._tokenizer.bos_token_id
         return start is not None and tokens.size > 1 and bool((tokens[:2] == start).all())
+
+
+class Approximation:
+    """Stands in for a tokenizer that is not at hand: so many bytes of text count as a token.
+
+    Messages are put one after another behind the tools, each under its role; blocks are chunks of that text's bytes.
+    What requests share is found as with tokens, how long it is only about.
+    """
+
+    def __init__(self, bytes_per_token: float) -> None:
+        self._bytes = bytes_per_token
+
+    def need_template(self) -> None:
+        """It needs none."""
+
+    def done(self, works: Sequence[Work], block_tokens: int) -> list[Done | str]:
+        """Each request counted and hashed, or what is wrong with it."""
+        return [self._one(work, block_tokens) for work in works]
+
+    def _one(self, work: Work, block_tokens: int) -> Done | str:
+        images = 0
+        try:
+            if "messages" in work.body:
+                messages, images = plain_messages(work.body)
+                tools = msgspec.json.encode(work.body.get("tools") or [])
+                text = tools + b"".join(b"\n" + msgspec.json.encode(message) for message in messages)
+            elif isinstance(prompt := work.body.get("prompt"), str):
+                text = prompt.encode("utf-8", "surrogatepass")
+            else:
+                ids = token_ids(prompt)
+                keys = block_keys(ids, block_tokens, work.seed)
+                return Done(tokens=ids.size, keys=keys.tobytes(), reply_tokens=None, images=0)
+        except ValueError as error:
+            return str(error)
+        keys = block_keys(np.frombuffer(text, np.uint8), max(1, round(block_tokens * self._bytes)), work.seed)
+        tokens = max(-(-len(text) // self._bytes), 1)
+        # so that the count of blocks is that of the tokens, whatever rounding does
+        tokens = min(max(int(tokens), (keys.size - 1) * block_tokens + 1), keys.size * block_tokens)
+        reply = None if work.reply is None else int(-(-len(work.reply.encode("utf-8", "surrogatepass")) // self._bytes))
+        return Done(tokens=tokens, keys=keys.tobytes(), reply_tokens=reply, images=images)
+
+
+def token_ids(prompt: object) -> Tokens:
+    """The tokens of a prompt that was sent as such. Raises ValueError."""
+    if not isinstance(prompt, list) or not prompt:
+        raise ValueError("'prompt' is neither text nor a list of token ids")
+    if not all(isinstance(token, int) and not isinstance(token, bool) and 0 <= token < 2**32 for token in prompt):
+        raise ValueError("'prompt' holds something that is no token id")
+    return np.array(prompt, np.uint32)
+
+
+def plain_messages(body: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """The messages of a chat request in the form templates expect, and how many images they hold. Raises ValueError."""
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise ValueError("'messages' is no list of messages")
+    images = 0
+    plain = []
+    for number, message in enumerate(messages, 1):
+        done, found = _message(message, number)
+        plain.append(done)
+        images += found
+    return plain, images
 
 
 def _loaded(folder: Path) -> Any:
@@ -97,25 +216,33 @@ def _loaded(folder: Path) -> Any:
     return Loader.from_pretrained(str(folder), local_files_only=True)
 
 
-def _message(message: object, number: int) -> dict[str, Any]:
-    """A message in the form templates expect: text parts as one text, the arguments of tool calls as objects."""
+def _message(message: object, number: int) -> tuple[dict[str, Any], int]:
+    """A message with its text parts as one text, the arguments of tool calls as objects, images as hashes."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f"message {number} has no role")
     message = dict(message)
+    images = 0
     if isinstance(message.get("content"), list):
-        message["content"] = "\n".join(_part(part, number) for part in message["content"])
+        parts = [_part(part, number) for part in message["content"]]
+        message["content"] = "\n".join(text for text, _ in parts)
+        images = sum(image for _, image in parts)
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
-    return message
+    return message, images
 
 
-def _part(part: object, number: int) -> str:
+def _part(part: object, number: int) -> tuple[str, bool]:
+    """The text of a part of a message, and whether it stands for an image (sound, file) by a hash of its content."""
     if isinstance(part, str):
-        return part
+        return part, False
     if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return str(part["text"])
+        return str(part["text"]), False
     kind = part.get("type", "unknown") if isinstance(part, dict) else type(part).__name__
-    raise ValueError(f"message {number} has a part of type {kind!r}: only text has tokens that can be counted here")
+    content = {key: value for key, value in part.items() if key != "type" and value} if isinstance(part, dict) else {}
+    if not content:
+        raise ValueError(f"message {number} has a part of type {kind!r} without content")
+    digest = hashlib.blake2b(msgspec.json.encode(content, order="deterministic"), digest_size=16)
+    return f"<{kind} {digest.hexdigest()}>", True
 
 
 def _tool_call(call: Any) -> Any:
@@ -129,7 +256,7 @@ def _tool_call(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def block_keys(tokens: Tokens, block_tokens: int, seed: Sequence[str]) -> NDArray[np.int64]:
+def block_keys(tokens: NDArray[Any], block_tokens: int, seed: Sequence[str]) -> NDArray[np.int64]:
     """One 64-bit key a block, the partial last one included, each a hash of `seed` and of all tokens up to its end.
 
     `seed` holds what keeps caches apart: the model, a cache salt.

@@ -25,13 +25,16 @@ _SPREAD = 0x9E3779B97F4A7C15
 class Options:
     """What the user said about the logs, and who listens; a reader refuses, by name, what it needs and did not get.
 
-    `columns` maps what a table's columns hold (`input_tokens`, `time_ms`, …) to their names in the file.
+    `columns` maps what a table's columns hold (`input_tokens`, `time_ms`, …) to their names in the file;
+    `bytes_per_token` stands in for a tokenizer; large logs of text are tokenized by `processes`.
     """
 
     block_tokens: int | None = None
     tokenizer: Path | None = None
     tenant_by: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
+    bytes_per_token: float | None = None
+    processes: int = 1
     progress: Progress = silent
 
 

@@ -30,12 +30,16 @@ _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST, _NEWLINE = 123, 125, 91, 93, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A whole number that lines may hold: its name, whether every line must, and its range."""
+    """A whole number that lines may hold: its name, whether every line must, and its range.
+
+    A `label` may be a text as well, which is numbered from beyond that range.
+    """
 
     name: str
     needed: bool = False
     least: int = 0
     most: int = 2**40
+    label: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -276,6 +280,7 @@ class Scanner:
         self._limits = np.array([(field.needed, field.least, field.most) for field in fields], np.int64).reshape(-1, 3)
         self._parts: list[tuple[Ints, NDArray[np.float64], Ints, Ints, Keys]] = []
         self._tenants: list[str | None] = []
+        self._labels: dict[str, int] = {}
         self._ids = np.empty(0, np.uint64)
 
     def read(self) -> Scanned:
@@ -336,8 +341,11 @@ class Scanner:
             return None
         if self._path:
             self._tenants.append(tenant)
-        values = [getattr(row, f"number{i}") for i in range(len(self._fields))]
-        numbers[:] = [_NEVER if value is None else value for value in values]
+        for i, field in enumerate(self._fields):
+            value = getattr(row, f"number{i}")
+            if isinstance(value, str):
+                value = self._labels.setdefault(value, field.most + 1 + len(self._labels))
+            numbers[i] = _NEVER if value is None else value
         return float("nan") if row.time is None else row.time, ids
 
 
@@ -346,12 +354,25 @@ def known(numbers: Ints) -> Ints:
     return np.where(numbers == _NEVER, 0, numbers)
 
 
+def durations(numbers: Ints) -> NDArray[np.float64]:
+    """Milliseconds as scanned in seconds, NaN in lines that have none."""
+    return np.where(numbers == _NEVER, np.nan, numbers / 1000)
+
+
+def names(numbers: Ints) -> list[str | None]:
+    """Labels as scanned: equal names for equal labels, None in lines that have none; empty where no line has one."""
+    if (numbers == _NEVER).all():
+        return []
+    return [None if number == _NEVER else str(number) for number in numbers.tolist()]
+
+
 def _row_type(time: str, ids: str, fields: Sequence[Field], tenant_key: Sequence[str]) -> Any:
     """What a line decodes to: `ids`, `time`, a number a field, and the field that tenants are named in."""
     members: list[Any] = [("ids", list[int]), ("time", float | None, None)]
     names = {"ids": ids, "time": time}
     for i, field in enumerate(fields):
         kind: Any = Annotated[int, msgspec.Meta(ge=field.least, le=field.most)]
+        kind = kind | str if field.label else kind
         members.append((f"number{i}", kind) if field.needed else (f"number{i}", kind | None, None))
         names[f"number{i}"] = field.name
     for key in tenant_key:
