@@ -72,7 +72,9 @@ Utilization = Annotated[
 ]
 Flagged = Annotated[bool, typer.Option("--allow-flagged-links", help="Plan with measurements that are flagged.")]
 Share = Annotated[Literal["all", "tenant", "none"], typer.Option(help="Whose cached blocks a request may reuse.")]
-Routing = Annotated[Literal["affinity", "round-robin"], typer.Option(help="How requests are spread over replicas.")]
+Routing = Annotated[
+    Literal["affinity", "session", "round-robin"], typer.Option(help="How requests are spread over replicas.")
+]
 Headroom = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of host memory that is never given away.")]
 Reserves = Annotated[
     list[str] | None,
@@ -424,27 +426,63 @@ def workload(
 @app.command()
 def probe(
     disk: Annotated[list[Path] | None, typer.Option(metavar="DIR", help="A folder on the drive to measure.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="host, disk or gpu; repeat for several.")] = None,
+    model: ModelName = None,
+    revision: Revision = None,
+    server: Annotated[
+        str | None, typer.Option(metavar="URL", help="A running OpenAI-compatible server whose prefill to measure.")
+    ] = None,
+    at: Annotated[str, typer.Option(metavar="TOKENS,…", help="Prompt lengths to measure prefill at.")] = "",
+    only: Annotated[list[str] | None, typer.Option(help="host, disk, gpu or prefill; repeat for several.")] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Time to spend.")] = "1m",
     write_budget: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes to write.")] = "8GiB",
+    granule: Annotated[
+        list[str] | None, typer.Option(metavar="SIZE", help="A size to add to the sweep, such as 2MiB; repeatable.")
+    ] = None,
+    estimate_file: Annotated[
+        Path | None, typer.Option("--estimate", metavar="FILE", help="An estimate: measure with its KV blocks.")
+    ] = None,
+    sweep_only: Annotated[
+        bool, typer.Option("--sweep-only", help="Drives by size and depth only: no engine's shapes, no comparisons.")
+    ] = False,
+    merge_files: Annotated[
+        list[Path] | None,
+        typer.Option("--merge", metavar="FILE", help="Measure nothing: make one of these probes of one host."),
+    ] = None,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
 ) -> None:
     """Measure this host: its memory and limits, its drives with direct I/O, its GPUs with page-locked copies.
 
-    Example: kvplan probe --disk /mnt/nvme -o host.json
+    With a model, also what recomputing its prefixes costs: from a few of its layers without weights, or on a server.
+
+    Example: kvplan probe --disk /mnt/nvme --model llama-3.1-8b -o host.json
     """
     from kvplan.console import answer, note, progress
     from kvplan.documents import ProbeOptions
-    from kvplan.files import wrap
-    from kvplan.probe import announce, measure
+    from kvplan.files import load, wrap
+    from kvplan.probe import announce, kv_block, measure, merge
 
+    if merge_files:
+        data = merge([_pick([load(path)], "probe", True) for path in merge_files])
+        return answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
+    estimate = _pick([load(estimate_file)], "estimate", True) if estimate_file else None
+    config = None
+    if model is not None:
+        from kvplan.model import load_config
+
+        config = load_config(model, revision)
     options = ProbeOptions(
+        model=config,
+        server=server,
+        prefill_tokens=_opt("--at", at, _lengths) or (),
         disks=tuple(str(path) for path in disk or ()),
         only=tuple(only or ()),
         budget_s=_opt("--budget", budget, parse_duration) or 60.0,
         write_budget_bytes=_opt("--write-budget", write_budget, parse_size) or 0,
+        granule_bytes=tuple(_opt("--granule", text, parse_size) or 0 for text in granule or ()),
+        kv=kv_block(estimate.data) if estimate else None,
+        sweep_only=sweep_only,
     )
     for line in announce(options):
         note(line, quiet)

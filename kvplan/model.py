@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from kvplan.catalog import models as catalogued
-from kvplan.documents import CatalogueModel, Finding, Model, ModelRef, Weights
+from kvplan.documents import CatalogueModel, Finding, Model, ModelConfig, ModelRef, Weights
 from kvplan.errors import KvplanError
 from kvplan.files import reason
 from kvplan.models import architecture, params, quantization, weights
@@ -50,22 +50,38 @@ def load_model(spec: str, revision: str | None = None) -> Model:
         from kvplan.models import gguf
 
         return gguf.load(path, spec)
+    return _model(_find(spec, revision))
+
+
+def load_config(spec: str, revision: str | None = None) -> ModelConfig:
+    """The model that `spec` names together with its config's own JSON, for whoever builds it.
+
+    Raises what `load_model` raises, and KvplanError for a GGUF file, which holds no such config.
+    """
+    if Path(spec).suffix == ".gguf":
+        raise KvplanError(f"{spec}: a GGUF file has no config.json to build a model from: give the original model")
+    source = _find(spec, revision)
+    return ModelConfig(model=_model(source), raw=_raw(source))
+
+
+def _find(spec: str, revision: str | None) -> Source:
+    path = Path(spec).expanduser()
     if path.exists():
-        return _model(_from_path(path, spec))
+        return _from_path(path, spec)
     if looks_like_path(spec):
         raise KvplanError(f"{spec}: no such file or folder")
     entry = catalogued.find(spec)
     if entry is not None:
         if revision is not None:
             raise KvplanError(f"{spec}: a catalogue entry has no revisions: --revision goes with a Hub id")
-        return _model(_from_catalogue(entry))
+        return _from_catalogue(entry)
     if "/" not in spec:
         near = catalogued.nearest(spec)
         raise KvplanError(
             f"{spec}: no such file or folder, and no model of that name in the catalogue"
             f" (nearest: {', '.join(near)}); a Hub id is written organisation/name"
         )
-    return _model(_from_hub(spec, revision))
+    return _from_hub(spec, revision)
 
 
 def catalogue() -> tuple[CatalogueModel, ...]:
@@ -165,11 +181,16 @@ def _model(source: Source) -> Model:
         revision=source.revision,
         date=source.date,
     )
+    return from_config(_raw(source), ref, source.name, stored=source.weights)
+
+
+def _raw(source: Source) -> Json:
+    """The config's JSON, with the quantisation that a file beside it states."""
     raw = parse_config(source.text, source.name)
     if source.quantization is not None and not raw.get("quantization_config"):
         beside = parse_config(source.quantization, quantization.BESIDE)
         raw = {**raw, "quantization_config": quantization.from_beside(beside)}
-    return from_config(raw, ref, source.name, stored=source.weights)
+    return raw
 
 
 def from_config(root: Json, ref: ModelRef, name: str, *, stored: Weights | None = None) -> Model:
