@@ -299,6 +299,25 @@ def test_a_job_beside_another_ends_with_it(written: tuple[int, Pattern]) -> None
     assert reads.until_s < 30
 
 
+def test_an_interrupt_while_threads_end_waits_for_them_and_is_not_lost(
+    written: tuple[int, Pattern], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    descriptor, filled = written
+    real, pressed = threading.Thread.join, []
+
+    def join(self: threading.Thread, timeout: float | None = None) -> None:
+        if not pressed:
+            pressed.append(True)
+            raise KeyboardInterrupt
+        real(self, timeout)
+
+    monkeypatch.setattr(disk_io, "_wait", lambda *_: None)
+    monkeypatch.setattr(threading.Thread, "join", join)
+    with pytest.raises(KeyboardInterrupt):
+        disk_io.run(descriptor, job(filled, depth=4, seconds=0.3), lambda rate: None)
+    assert pressed
+
+
 # ---- the kernel's queues
 
 

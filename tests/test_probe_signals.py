@@ -19,13 +19,14 @@ from kvplan.probing import scratch
 PROGRAM = """
 import signal, sys, threading
 from kvplan import probe
-from kvplan.documents import ProbeOptions
+from kvplan.documents import KvBlock, ProbeOptions
 if {handle}:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 def say(what, done=None):
     print(what, flush=True)
 try:
-    sizes = dict(file_bytes=64 << 20, write_budget_bytes=1 << 30)
+    kv = KvBlock(block_bytes=256 << 10, pieces=4, chunk_bytes=1 << 20, source="a small model")
+    sizes = dict(file_bytes=64 << 20, write_budget_bytes=1 << 30, budget_s=4.0, kv=kv)
     probe.measure(ProbeOptions(disks=({folder!r},), only=("disk",), **sizes), say)
 except KeyboardInterrupt:
     assert threading.active_count() == 1, threading.enumerate()
@@ -45,14 +46,13 @@ def drive(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("moment", range(3))
 @pytest.mark.parametrize(
-    ("number", "handle", "code"),
+    ("number", "handle", "code", "moment"),
     [
-        (signal.SIGINT, False, 130),
-        (signal.SIGTERM, False, -signal.SIGTERM),
-        (signal.SIGTERM, True, 143),
-        (signal.SIGKILL, False, -signal.SIGKILL),
+        *((signal.SIGINT, False, 130, moment) for moment in range(10)),
+        *((signal.SIGTERM, False, -signal.SIGTERM, moment) for moment in range(10)),
+        *((signal.SIGTERM, True, 143, moment) for moment in range(3)),
+        *((signal.SIGKILL, False, -signal.SIGKILL, moment) for moment in range(10)),
     ],
 )
 def test_nothing_is_left(drive: Path, number: signal.Signals, handle: bool, code: int, moment: int) -> None:
@@ -60,8 +60,8 @@ def test_nothing_is_left(drive: Path, number: signal.Signals, handle: bool, code
     run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert run.stdout is not None
     assert "reading what this host is" in run.stdout.readline()
-    # From the first instant of the work to some way into the sweep.
-    wait = random.Random(f"{number}{handle}{moment}").uniform(0, 0.6) if moment else 0.0
+    # From the first instant of the work, over the sweep, to the engines' shapes with a file for every block.
+    wait = random.Random(f"{number}{handle}{moment}").uniform(0, 1.5) if moment else 0.0
     run.stdout.readline()
     time.sleep(wait)
     run.send_signal(number)
@@ -90,4 +90,17 @@ def test_a_second_interrupt_does_not_cut_the_clean_up_short(drive: Path) -> None
     _, errors = run.communicate(timeout=30)
     assert run.returncode in (130, -signal.SIGINT, 1)  # the second may land after the clean-up, outside any handler
     assert "Bad file descriptor" not in errors
+    assert list(drive.iterdir()) == []
+
+
+def test_the_command_ends_with_130_on_ctrl_c(drive: Path) -> None:
+    command = [sys.executable, "-m", "kvplan", "probe", "--disk", str(drive), "--only", "disk", "-o", "probe.json"]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=drive)
+    assert run.stderr is not None
+    assert f"{drive}: writes at most" in run.stderr.readline()
+    time.sleep(0.3)
+    run.send_signal(signal.SIGINT)
+    _, errors = run.communicate(timeout=30)
+    assert run.returncode == 130
+    assert "Traceback" not in errors
     assert list(drive.iterdir()) == []

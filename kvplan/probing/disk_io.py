@@ -6,7 +6,6 @@ forbid. Content is incompressible and names its own place, so that every transfe
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import itertools
 import os
@@ -322,11 +321,19 @@ def _wait(
 
 
 def _join(workers: list[_Worker]) -> None:
-    """Wait for every thread that started, whatever a user presses meanwhile: the descriptor is closed after this."""
+    """Wait for every thread that started, whatever a user presses meanwhile: the descriptor is closed after this.
+
+    Raises KeyboardInterrupt in the end where it came while waiting.
+    """
+    interrupted = False
     for worker in workers:
         while worker.ident is not None and worker.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
+            try:
                 worker.join()
+            except KeyboardInterrupt:
+                interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 def _collect_all(crews: list[list[_Worker]], begin: int, cpu: float) -> tuple[Done, ...]:
