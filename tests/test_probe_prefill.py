@@ -8,16 +8,30 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan import probe, probe_host, probe_prefill
-from kvplan.documents import GpuDevice, Host, ModelConfig, PrefillPoint, ProbeOptions
+from kvplan.catalog import gpu as catalogued_gpu
+from kvplan.documents import (
+    Compute,
+    Estimate,
+    GpuDevice,
+    Host,
+    ModelConfig,
+    ModelRef,
+    Parallel,
+    PrefillPoint,
+    Probe,
+    ProbeOptions,
+)
 from kvplan.errors import KvplanError, UsageError
 from kvplan.model import load_config
+from kvplan.planning.recompute import prefill_cost
 from kvplan.probing import cutmodel, ttft
 from kvplan.probing.cutting import cut_config
 from kvplan.probing.passes import OutOfMemory, TorchPasses
@@ -507,3 +521,34 @@ def test_a_server_of_this_host_speaks_for_its_gpu(serving: tuple[Serving, str]) 
     card = GpuDevice(index=0, name="NVIDIA Example", total_bytes=GiB, free_bytes=GiB)
     found = probe_prefill.measure_server(url, None, host(gpus=(card, card)), seconds=1.0, tokens=(64,))
     assert found.prefill.device == "NVIDIA Example"
+
+
+# ---- what a plan takes of it
+
+
+def priced(device: str, *, cards: tuple[str, ...] = (), gpu: str | None = None, model: str = "a/example") -> str:
+    """Where the cost that a plan works with comes from."""
+    measured = probe_prefill.fitted(
+        (PrefillPoint(tokens=100, prefix_tokens=0, seconds=1.0),), model=model, device=device, source="", gpus=None
+    )
+    devices = tuple(GpuDevice(index=0, name=name, total_bytes=GiB, free_bytes=GiB) for name in cards)
+    found = Probe(host=host(gpus=devices), prefill=(measured,))
+    ref = ModelRef(id="b/Example", source="path", model_type="qwen3", config_sha256="")
+    compute = Compute(linear_flops_per_token=1e9, attention_flops_per_token_sq=1e3, provenance="configured", source="")
+    estimate = cast(Estimate, SimpleNamespace(model=ref, compute=compute, weights=None, parallel=Parallel()))
+    return prefill_cost(estimate, found, catalogued_gpu(gpu) if gpu else None)[0].device
+
+
+def test_a_processor_prices_no_gpu_plan() -> None:
+    assert priced("Example, 2 threads", gpu="h100-80gb") != "Example, 2 threads"
+    assert priced("NVIDIA X", cards=("NVIDIA X",), gpu="h100-80gb") == "NVIDIA X"
+    assert priced("Example, 2 threads") == "Example, 2 threads"  # a host without a GPU, and none planned
+    with pytest.raises(KvplanError, match="give --gpu NAME"):
+        priced("Example, 2 threads", cards=("NVIDIA X",))
+    assert priced("server far.example", gpu="h100-80gb") == "server far.example"
+
+
+def test_two_config_files_are_not_one_model() -> None:
+    with pytest.raises(KvplanError, match="give --gpu NAME"):
+        priced("Example, 2 threads", model="/models/other/config.json")
+    assert priced("Example, 2 threads", model="/models/Example/config.json") == "Example, 2 threads"

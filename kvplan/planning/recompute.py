@@ -29,14 +29,17 @@ def _mismatch(prefill: Prefill, estimate: Estimate, probe: Probe | None, gpu: Gp
     if prefill.gpus is not None and prefill.gpus != wanted:
         return f"the prefill measured on {prefill.gpus} GPU(s) is not used: a replica of this plan has {wanted}"
     devices = [device.name for device in probe.host.gpus] if probe else []
-    if gpu is not None and prefill.provenance == "measured" and prefill.device not in devices:
-        return f"the prefill measured on {prefill.device} is not used: the plan is for {gpu.name}"
+    served = prefill.device.startswith("server ")  # asked for by its address: it speaks for itself
+    here = prefill.device in devices or (not devices and gpu is None)
+    if prefill.provenance == "measured" and not (here or served):
+        target = gpu.name if gpu is not None else devices[0]
+        return f"the prefill measured on {prefill.device} is not used: the plan is for {target}"
     return ""
 
 
 def _name(model: str) -> str:
-    """A model's own name: the last part of a path or Hub id."""
-    return model.rstrip("/").rsplit("/", 1)[-1].lower()
+    """A model's own name: the last part of a path or Hub id, its folder's for a config.json."""
+    return model.removesuffix("/config.json").rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def _published(estimate: Estimate, gpu: GpuSpec | None) -> Prefill:
