@@ -2,14 +2,17 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+# A folder of public request traces; the benchmark says which it wants.
+TRACES ?= ../shared/traces
 BIN := $(VENV)/bin
 # constraints.txt pins the torch that development uses; on a GPU host the same pin takes its CUDA build.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint style docs gpu-check bench-startup clean
+.PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers test-ray \
+	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report
 
 help: ## Show this list.
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("kvplan needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
@@ -42,8 +45,23 @@ style: $(VENV)/.dev ## Format the code and fix what can be fixed.
 docs: $(VENV)/.dev ## Regenerate the command reference and the map of the code.
 	$(BIN)/python docs/generate.py
 
+truth-transformers: $(VENV)/.dev ## Build every model type that transformers can and compare its cache, byte by byte.
+	$(BIN)/python benchmarks/truth_transformers.py
+
 bench-startup: $(VENV)/.dev ## CPU seconds of whole commands.
 	$(BIN)/python benchmarks/startup.py
+
+bench-workload: $(VENV)/.dev ## Speed and memory of the workload stage; TRACES is the folder of the public traces.
+	$(BIN)/python benchmarks/workload.py $(TRACES)
+
+bench-disk: $(VENV)/.dev ## Drive throughput and latency against fio, in interleaved pairs.
+	$(BIN)/python benchmarks/disk.py
+
+bench-prefill: $(VENV)/.dev ## Prefill predicted from a few layers against the whole model, on this CPU.
+	$(BIN)/python benchmarks/prefill.py
+
+bench-plan: $(VENV)/.dev ## CPU seconds of a plan on ten million blocks.
+	$(BIN)/python benchmarks/plan.py
 
 gpu-check: $(VENV)/.dev ## On a GPU host: measure its links in under five minutes and print one page.
 	$(BIN)/python benchmarks/gpu_check.py
