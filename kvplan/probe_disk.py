@@ -143,6 +143,7 @@ class _Run:
             direct=file.direct,
             alignment=directio.statx(self.fd),
             not_a_drive=blockdev.not_a_drive(todo.folder.device),
+            memory=todo.folder.memory,
         )
         self.evidence.before = directio.moved(todo.folder.device)
         self.members = nvme.with_wear(blockdev.drives(todo.folder.device))

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from kvplan import probe, probe_disk
 from kvplan.documents import Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
+from kvplan.planning.links import disk_rates
 from kvplan.probing import blockdev, directio, disk_io, disk_verdict, scratch, timing
 from kvplan.probing.pattern import Pattern
 from kvplan.units import GiB, KiB, MiB, show_bytes
@@ -35,10 +36,8 @@ def tiny_plan(folder: Path, **more: Any) -> probe_disk.DiskPlan:
 @pytest.fixture
 def drive(tmp_path: Path) -> Path:
     """A folder on a drive; some machines keep their temporary files in memory."""
-    try:
-        scratch.look(tmp_path)
-    except KvplanError as error:
-        pytest.skip(f"{error}: point pytest's --basetemp at a drive")
+    if scratch.look(tmp_path).memory:
+        pytest.skip(f"{tmp_path} is in memory: point pytest's --basetemp at a drive")
     return tmp_path
 
 
@@ -60,10 +59,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Probe, lis
     folder = tmp_path_factory.mktemp("drive")
     said: list[str] = []
     options = ProbeOptions(disks=(str(folder),), only=("disk",), granule_bytes=(81_920,), **TINY)
-    try:
-        return folder, probe.measure(options, lambda what, done=None: said.append(what)), said
-    except KvplanError as error:
-        pytest.skip(str(error))
+    if scratch.look(folder).memory:
+        pytest.skip(f"{folder} is in memory: point pytest's --basetemp at a drive")
+    return folder, probe.measure(options, lambda what, done=None: said.append(what)), said
 
 
 # ---- the whole
@@ -169,11 +167,19 @@ def test_file_as_folder(tmp_path: Path) -> None:
 
 
 def test_memory_as_drive() -> None:
-    if not os.path.isdir("/dev/shm") or blockdev.mount_of(Path("/dev/shm"), None, blockdev.mounts()) is None:
+    """Memory is measured, and flagged so that no plan takes it for a drive."""
+    if not os.path.isdir("/dev/shm") or not scratch.look(Path("/dev/shm")).memory:
         pytest.skip("no /dev/shm here: memory given as a drive was not tried")
-    text = refused(Path("/dev/shm"))
-    assert text.startswith("/dev/shm: is on tmpfs, which is memory")
-    assert not [name for name in os.listdir("/dev/shm") if name.startswith(".kvplan")]
+    before = set(os.listdir("/dev/shm"))
+    found = probe.measure(ProbeOptions(disks=("/dev/shm",), only=("disk",), **TINY))
+    (disk,) = found.capacity
+    assert (disk.direct in ("unproven", "no"), "memory" in disk.flags, disk.filesystem) == (True, True, "tmpfs")
+    assert "tmpfs is memory, not a drive" in disk.proof
+    assert found.links
+    assert all("memory" in link.flags for link in found.links)
+    assert disk_rates(found, MiB, 1, allow_flagged=False)[0] is None
+    assert disk_rates(found, MiB, 1, allow_flagged=True)[0] is not None
+    assert set(os.listdir("/dev/shm")) == before
 
 
 def test_unwritable_folder(tmp_path: Path) -> None:
@@ -408,9 +414,12 @@ def test_cached_pages_are_seen(drive: Path, count: Any) -> None:
         assert pages == 8 * MiB // mmap.PAGESIZE
 
 
-def test_sweep_over_an_unwritten_file_is_flagged(drive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reserved file that was never filled reads at the speed of clearing memory: the probe must notice."""
+@pytest.mark.parametrize("kind", ["reserved", "sparse"])
+def test_sweep_over_an_unwritten_file_is_flagged(drive: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """A file that was never filled reads at the speed of clearing memory: the probe must notice."""
     real = disk_io.run
+    if kind == "sparse":
+        monkeypatch.setattr(os, "posix_fallocate", lambda descriptor, offset, size: os.ftruncate(descriptor, size))
 
     def pretends(descriptor: int, job: disk_io.Job, listen: disk_io.Listener) -> disk_io.Done:
         if not (job.sequential and job.direction == "write"):

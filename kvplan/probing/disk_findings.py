@@ -54,7 +54,12 @@ def _errors(facts: Facts) -> Iterator[Finding]:
 
 
 def _doubts(facts: Facts) -> Iterator[Finding]:
-    if facts.judged.missing:
+    if facts.folder.memory:
+        text = (
+            f"is in memory ({facts.folder.memory}): what was measured is no drive, and a plan will not take it for one"
+        )
+        yield Finding(severity="warning", code="disk-in-memory", text=text)
+    elif facts.judged.missing:
         text = f"not proven that I/O reaches the drive: {'; '.join(facts.judged.missing)}"
         yield Finding(severity="warning", code="disk-not-proven-direct", text=text)
     if facts.measured_bytes < facts.planned_bytes:

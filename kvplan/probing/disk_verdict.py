@@ -28,6 +28,7 @@ class Evidence:
     checked_bytes: int = 0
     wrong_pages: int = 0
     not_a_drive: str | None = None
+    memory: str | None = None
     before: directio.Moved | None = None
     after: directio.Moved | None = None
 
@@ -54,6 +55,8 @@ def verdict(evidence: Evidence, mount: blockdev.Mount | None) -> Verdict:
     proofs = [_promise(evidence), _cache(evidence), _counters(evidence), _written(evidence)]
     if mount is not None and mount.remote:
         proofs.append((False, f"{mount.kind} is a file system on another machine or in user space"))
+    if evidence.memory:
+        proofs.append((False, f"{evidence.memory} is memory, not a drive"))
     if evidence.not_a_drive:
         proofs.append((False, evidence.not_a_drive))
     missing = tuple(text for good, text in proofs if not good)
@@ -77,6 +80,8 @@ def _flags(evidence: Evidence, mount: blockdev.Mount | None, missing: bool) -> I
         yield "corrupt"
     if mount is not None and mount.remote:
         yield "network"
+    if evidence.memory:
+        yield "memory"
 
 
 def _promise(evidence: Evidence) -> tuple[bool, str]:

@@ -28,6 +28,7 @@ _COARSE = 1 * MiB  # some cluster file systems want direct I/O in such steps
 _RESERVE = 10 * GiB
 _RESERVE_SHARE = 0.1
 _FILE_SHARE = 0.25
+_MOST_IN_MEMORY = 256 * MiB
 _FLAGS = os.O_RDWR | os.O_CLOEXEC
 # What open() and write() say where the file system has no direct I/O or no nameless files.
 _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS)
@@ -35,7 +36,10 @@ _UNSUPPORTED = (errno.EINVAL, errno.EOPNOTSUPP, errno.EISDIR, errno.ENOSYS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folder:
-    """A folder that can be probed: where it is, on what, and how many bytes of it a probe may use."""
+    """A folder that can be probed: where it is, on what, and how many bytes of it a probe may use.
+
+    `memory` names the file system where the folder is in memory and not on a drive.
+    """
 
     path: Path
     device: int
@@ -44,15 +48,17 @@ class Folder:
     free_bytes: int
     reserve_bytes: int
     mount: blockdev.Mount | None
+    memory: str | None = None
 
     @property
     def room_bytes(self) -> int:
-        """The largest scratch file: a quarter of what is free, and never into the reserve."""
-        return max(0, min(int(self.free_bytes * _FILE_SHARE), self.free_bytes - self.reserve_bytes))
+        """The largest scratch file: a quarter of what is free, never into the reserve, and little of memory."""
+        room = max(0, min(int(self.free_bytes * _FILE_SHARE), self.free_bytes - self.reserve_bytes))
+        return min(room, _MOST_IN_MEMORY) if self.memory else room
 
 
 def look(path: Path) -> Folder:
-    """Facts of a folder. Raises KvplanError where it is missing, no folder, in memory, or cannot be opened."""
+    """Facts of a folder. Raises KvplanError where it is missing, no folder, or cannot be opened."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except NotADirectoryError:
@@ -60,9 +66,7 @@ def look(path: Path) -> Folder:
     except OSError as error:
         raise KvplanError(f"{path}: cannot open the folder: {reason(error)}") from None
     try:
-        ram = directio.ram_file_system(descriptor)
-        if ram:
-            raise KvplanError(f"{path}: is on {ram}, which is memory, not a drive: name a folder on a drive")
+        memory = directio.ram_file_system(descriptor)
         status, space = os.fstat(descriptor), os.fstatvfs(descriptor)
         identity = directio.statx(descriptor).mount
     finally:
@@ -76,6 +80,7 @@ def look(path: Path) -> Folder:
         free_bytes=space.f_bavail * space.f_frsize,
         reserve_bytes=min(_RESERVE, int(total * _RESERVE_SHARE)),
         mount=blockdev.mount_of(path, identity, blockdev.mounts()),
+        memory=memory,
     )
 
 
