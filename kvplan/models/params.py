@@ -235,7 +235,7 @@ def nas_mlp(c: Config, index: int) -> Mlp:
     blocks = c.items("block_configs") or []
     block = blocks[index].get("ffn") if isinstance(blocks[index], Mapping) else None
     if not isinstance(block, Mapping):
-        raise KvplanError(f"{c.where}: 'block_configs' entry {index} has no 'ffn'")
+        raise MissingKey("block_configs.ffn", c.where)  # the cache is known without it, the weights are not
     if block.get("no_op"):
         return Mlp()
     if block.get("replace_with_linear"):
