@@ -29,7 +29,7 @@ Floats: TypeAlias = NDArray[np.float64]
 _SCOUT_REFERENCES = 1 << 22  # that are looked at for hot blocks
 _CLASSES = 1 << 40
 _CHUNK = 1 << 24  # references at a time
-_ROWS = 4096
+_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,7 +133,8 @@ def _hottest(log: Iterable[Batch], most: int) -> Ints:
     looked: dict[int, Ints] = {}
     for batch in log:
         for row in range(-first % stride, batch.input_tokens.size, stride):
-            looked[first + row] = reuse.as_ints(batch.blocks[batch.offsets[row] : batch.offsets[row + 1]])
+            path = batch.blocks[batch.offsets[row] : batch.offsets[row + 1]]
+            looked[first + row] = path.astype(np.int64)  # a copy: a view would keep the whole batch
             held += looked[first + row].size
         first += batch.input_tokens.size
         while held > _SCOUT_REFERENCES and len(looked) > 1:

@@ -1,0 +1,200 @@
+"""Speed and memory of the workload stage, in CPU seconds and resident memory; equality with other tools on the way.
+
+Run: python benchmarks/workload.py TRACES [--peer PYTHON] [--only kernel,command,peer,sample]
+
+TRACES is the folder with mooncake-conversation.jsonl.gz and claude-code-710-sessions.parquet. PYTHON is an interpreter
+of an environment with kvcache-simulator 0.1.3, which is not one of ours. Wall time is left out: on a shared machine it
+speaks of the neighbours. Every figure is the best of several fresh processes, except where one takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from kvplan import logs, reuse, sampling, whatif
+from kvplan.documents import Requests
+
+CONVERSATION, CODING = "mooncake-conversation.jsonl.gz", "claude-code-710-sessions.parquet"
+GENERATED_REFERENCES = 10_000_000
+COPIES = 11  # of the coding trace, with blocks of their own: 1.04 G references
+PEER_MODEL = "llama-3.1-8b"
+
+
+def run(arguments: list[str]) -> tuple[float, float, str]:
+    """User and system seconds, peak resident MiB and standard output of one fresh process."""
+    with tempfile.TemporaryFile() as out:
+        process = subprocess.Popen(arguments, stdout=out, stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}")
+        out.seek(0)
+        return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024, out.read().decode()
+
+
+def kvplan_workload(path: Path, *options: str) -> list[str]:
+    """The command line that profiles `path`."""
+    return [sys.executable, "-m", "kvplan", "workload", str(path), "--json", "-q", *options]
+
+
+def kernel(traces: Path) -> None:
+    """Block references a second of the exact pass: all capacities at once."""
+    for name in (CONVERSATION, CODING):
+        requests = logs.read([traces / name])
+        reuse.find_runs(requests)  # compiles
+        seconds = min(timed(requests) for _ in range(7))
+        speed = requests.blocks.size / seconds / 1e6
+        print(f"kernel, {name}: {requests.blocks.size:,} references, {seconds:.4f} CPU s, {speed:.0f} M/s")
+
+
+def timed(requests: Requests) -> float:
+    """CPU seconds of one pass."""
+    start = time.process_time()
+    reuse.find_runs(requests)
+    return time.process_time() - start
+
+
+def command(traces: Path) -> None:
+    """The whole command, interpreter, reading and writing included."""
+    for name in (CONVERSATION, CODING):
+        run(kvplan_workload(traces / name))
+        seconds, memory, text = min(run(kvplan_workload(traces / name)) for _ in range(3))
+        references = json.loads(text)["data"]["block_references"]
+        print(f"command, {name}: {references:,} references, {seconds:.2f} CPU s, {memory:,.0f} MiB")
+
+
+def generate(path: Path) -> None:
+    """A Mooncake log of ten million references: 800 conversations at a time, that grow, end and begin anew."""
+    random = np.random.default_rng(0)
+    histories: list[list[int]] = [[] for _ in range(800)]
+    fresh, references, now = 1, 0, 0
+    with path.open("w") as file:
+        while references < GENERATED_REFERENCES:
+            one = random.integers(len(histories))
+            history = histories[one]
+            if not history or random.random() < 0.03:
+                history = histories[one] = [0]
+            grown = int(random.integers(1, 9))
+            history.extend(range(fresh, fresh + grown))
+            fresh += grown
+            now += int(random.integers(0, 100))
+            tokens = len(history) * 512 - int(random.integers(0, 512))
+            row = {"timestamp": now, "input_length": tokens, "output_length": 100, "hash_ids": history}
+            file.write(json.dumps(row) + "\n")
+            references += len(history)
+            if tokens % 512:
+                history[-1] = fresh  # the partial last block fills up and gets another hash
+                fresh += 1
+
+
+def peer(traces: Path, python: str | None) -> None:
+    """Against kvcache-simulator, LRU only: CPU, memory, and hit tokens at every capacity above the longest request."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "generated.jsonl")
+        generate(path)
+        run(kvplan_workload(path))
+        ours, memory, _ = min(run(kvplan_workload(path)) for _ in range(3))
+        print(f"generated, {GENERATED_REFERENCES:,} references, kvplan: {ours:.2f} CPU s, {memory:,.0f} MiB")
+        if python is None:
+            print("kvcache-simulator was not run: give --peer PYTHON")
+            return
+        theirs, its_memory, text = run(simulator(python, path))
+        print(f"generated, kvcache-simulator: {theirs:.2f} CPU s, {its_memory:,.0f} MiB")
+        print(f"ratio: {theirs / ours:.1f} times the CPU, {its_memory / memory:.2f} times the memory")
+        compare("generated", path, text)
+        unpacked = Path(folder, "conversation.jsonl")
+        unpacked.write_bytes(gzip.decompress((traces / CONVERSATION).read_bytes()))
+        compare("conversation", unpacked, run(simulator(python, unpacked))[2])
+
+
+def simulator(python: str, path: Path) -> list[str]:
+    """The other tool's command line; it knows capacities in GiB of a model's cache only."""
+    options = ["--model", PEER_MODEL, "--block-size", "512", "--policies", "lru", "--no-progress", "--format", "json"]
+    return [str(Path(python).with_name("kvcache-simulator")), "run", "--trace", str(path), *options]
+
+
+def compare(name: str, path: Path, text: str) -> None:
+    """Hit tokens of the last half of the requests, at each of the other tool's capacities."""
+    told = json.loads(text)
+    capacities = [point["cacheBlocks"] for point in told["points"]]
+    options = [option for capacity in capacities for option in ("--capacity-blocks", str(capacity))]
+    data = json.loads(run(kvplan_workload(path, *options))[2])["data"]
+    curve = {point["capacity_blocks"]: point["hit_tokens"] for point in data["warm_curve"]}
+    requests = logs.read([path])
+    longest = int(np.diff(requests.offsets).max())
+    pairs = [(point["results"]["lru"]["hitTokens"], curve[point["cacheBlocks"]], point) for point in told["points"]]
+    above = [(theirs, ours) for theirs, ours, point in pairs if point["cacheBlocks"] >= longest]
+    same = sum(theirs == ours for theirs, ours in above)
+    ceiling = told["ceiling"]["hitTokens"] == data["warm"]["hit_tokens"]
+    print(f"{name}: hit tokens equal at {same} of {len(above)} capacities, ceiling equal: {ceiling}")
+
+
+def many(path: Path) -> Iterator[sampling.Batch]:
+    """The coding trace again and again, each time with blocks of its own."""
+    for copy in range(COPIES):
+        for batch in sampling.batches_in(path):
+            blocks = batch.blocks.astype(np.int64) + copy * (1 << 24)
+            yield sampling.Batch(blocks=blocks, offsets=batch.offsets, input_tokens=batch.input_tokens)
+
+
+def sample(traces: Path, rate: float) -> None:
+    """A billion references from a sample in bounded memory, against the exact curve, which is that of one copy."""
+    path = traces / CODING
+    capacities = [10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000]
+    asked = ["--sampled", str(rate), *map(str, capacities)]
+    seconds, memory, text = run([sys.executable, __file__, str(traces), *asked])
+    told = json.loads(text)
+    requests = logs.read([path])
+    exact = whatif.curve(reuse.find_runs(requests), requests, capacities)
+    off = [abs(ratio - one.hit_blocks / requests.blocks.size) for ratio, one in zip(told["ratios"], exact, strict=True)]
+    print(
+        f"sample, one block in {1 / rate:.0f} of {told['references']:,} references: {seconds:.1f} CPU s, "
+        f"{memory:,.0f} MiB; error against exact: mean {np.mean(off):.4f}, most {max(off):.4f}; "
+        f"its own standard error: at most {max(told['errors']):.4f}"
+    )
+
+
+def sampled(path: Path, rate: float, capacities: list[int]) -> None:
+    """The sampled curve as JSON, for a process of its own."""
+    result = sampling.curve(lambda: many(path), block_tokens=64, capacities=capacities, rate=rate)
+    ratios = [point.block_hit_ratio for point in result.points]
+    errors = [point.standard_error_ratio for point in result.points]
+    print(json.dumps({"references": result.block_references, "ratios": ratios, "errors": errors}))
+
+
+def main() -> None:
+    """Print one line a figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", type=Path)
+    parser.add_argument("--peer", help="interpreter of an environment with kvcache-simulator")
+    parser.add_argument("--only", default="kernel,command,peer,sample")
+    parser.add_argument("--sampled", nargs="+", help=argparse.SUPPRESS)  # what `sample` starts in its own process
+    given = parser.parse_args()
+    if given.sampled:
+        rate, *capacities = given.sampled
+        sampled(given.traces / CODING, float(rate), [int(one) for one in capacities])
+        return
+    chosen = given.only.split(",")
+    if "command" in chosen:
+        command(given.traces)
+    if "peer" in chosen:
+        peer(given.traces, given.peer)
+    if "sample" in chosen:
+        sample(given.traces, 0.003)
+    if "kernel" in chosen:  # last: what this process holds counts for those that it starts
+        kernel(given.traces)
+
+
+if __name__ == "__main__":
+    main()
