@@ -1025,6 +1025,7 @@ class Link:
     method: str
     concurrent: str = "none"
     cpu_s_per_gb: float | None = None
+    p95_latency_s: Seconds | None = None
     preset: str | None = None
     flags: tuple[str, ...] = ()
 
@@ -1206,17 +1207,17 @@ class Reserve:
 class Policy:
     """What the operator allows and wants; every default is stated in the plan's evidence.
 
-    `engine` rules where the estimate is engine-free. `gpu_memory_utilization` None is the engine's own default.
-    `growth` multiplies the log's demand. A tier is refused below `minimum_gain_ratio` of the GPU's prefill time, and
-    the smallest size within `tolerance_ratio` of the best is taken. `host_memory_bytes` replaces what the probe found
-    usable (never above it), `headroom_ratio` of it stays free, `reserves` state what else takes of it. `replicas`
-    share the log as `routing` says, `replicas_per_host` of them on one host (None: as many as its GPUs hold). `share`
-    says whose cached blocks a request may reuse: everybody's, its own tenant's, nobody's. The engine restarts every
-    `restart_every_s` (None: not in the log's time). `host_link_bytes_per_s` is per GPU. A tier takes `expansion`
-    times the bytes that the estimate states. A disk tier has to leave the drive `minimum_disk_life_s` of rated
-    writes, holds what is computed or, with "second-use", what is computed again, and may count `disk_own_bytes` of
-    its folder as its own. `price_view` says what memory costs when a size is chosen: nothing, its price over its
-    life, or its rent.
+    `engine` rules where the estimate is engine-free, `offload` names the layer in it that keeps the tiers.
+    `gpu_memory_utilization` None is the engine's own default. `growth` multiplies the log's demand. A tier is refused
+    below `minimum_gain_ratio` of the GPU's prefill time, and the smallest size within `tolerance_ratio` of the best
+    is taken. `host_memory_bytes` replaces what the probe found usable (never above it), `headroom_ratio` of it stays
+    free, `reserves` state what else takes of it. `replicas` share the log as `routing` says, `replicas_per_host` of
+    them on one host (None: as many as its GPUs hold). `share` says whose cached blocks a request may reuse:
+    everybody's, its own tenant's, nobody's. The engine restarts every `restart_every_s` (None: not in the log's
+    time). `host_link_bytes_per_s` is per GPU. A tier takes `expansion` times the bytes that the estimate states. A
+    disk tier has to leave the drive `minimum_disk_life_s` of rated writes, holds what is computed or, with "second-
+    use", what is computed again, and may count `disk_own_bytes` of its folder as its own. `price_view` says what
+    memory costs when a size is chosen: nothing, its price over its life, or its rent.
     """
 
     engine: str = "vllm"
@@ -1244,6 +1245,7 @@ class Policy:
     disk_admission: Literal["all", "second-use"] = "all"
     disk_own_bytes: Bytes = 0
     reserves: tuple[Reserve, ...] = ()
+    offload: Literal["native", "lmcache", "lmcache-server"] = "native"
     price_view: PriceView = "owned"
 
 

@@ -45,6 +45,11 @@ class ProbePlan:
             f"{show_bytes(disk.file_bytes)}, freed at the end; up to {show_duration(disk.seconds)}"
             for disk in self.disks
         ]
+        if len(self.disks) > 1:
+            seconds = sum(disk.seconds for disk in self.disks)
+            told.append(
+                f"all drives, one after another: {show_bytes(self.write_bytes)} and {show_duration(seconds)} at most"
+            )
         if self.gpu_s:
             told.append(f"GPUs: page-locked copies in both directions; up to {show_duration(self.gpu_s)}")
         if self.prefill_s:

@@ -76,7 +76,7 @@ def test_every_cell_is_measured_and_adds_up(measured: tuple[Path, Probe, list[st
         ends = (f"disk:{folder}", "host")
         assert (link.source, link.target) == (ends if link.direction == "read" else ends[::-1])
         assert 0 < link.p5_bytes_per_s <= link.p50_bytes_per_s <= link.p95_bytes_per_s
-        assert 0 < link.p50_latency_s <= link.p99_latency_s
+        assert 0 < link.p50_latency_s <= link.p95_latency_s <= link.p99_latency_s
         assert link.samples >= link.depth
         assert link.cpu_s_per_gb is not None
     writes = {(link.granule_bytes, link.depth) for link in steady if link.direction == "write"}
@@ -717,3 +717,15 @@ def test_the_mount_of_a_folder(tmp_path: Path) -> None:
     assert blockdev.mount_of(Path("/data/kv"), 21, found) == found[1]  # the kernel's own word
     assert found[3].remote
     assert not found[2].remote
+
+
+def test_several_drives_are_planned_one_after_another_and_added_up(drive: Path) -> None:
+    folders = [drive / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    options = ProbeOptions(disks=tuple(map(str, folders)), only=("disk",), **{**TINY, "write_budget_bytes": 300 * MiB})
+    *each, total = probe.announce(options)
+    todo = probe.plan_of(options)
+    assert [line.split(":")[0] for line in each] == list(map(str, folders))
+    assert total == f"all drives, one after another: {show_bytes(todo.write_bytes)} and 600 ms at most"
+    assert todo.write_bytes <= 300 * MiB

@@ -99,7 +99,8 @@ def _row(link: Link, whole: bool) -> Row:
     ]
     if whole:
         cpu = "" if link.cpu_s_per_gb is None else f"{link.cpu_s_per_gb:.3g}"
-        cells += [f"{link.samples:,}", cpu, "" if link.concurrent == "none" else link.concurrent, link.method]
+        p95 = "" if link.p95_latency_s is None else show_duration(link.p95_latency_s)
+        cells += [p95, f"{link.samples:,}", cpu, "" if link.concurrent == "none" else link.concurrent, link.method]
     cells.append(", ".join(link.flags))
     return Row(cells=tuple(cells), tone="warning" if set(link.flags) - {_COMPARISON} else "plain")
 
@@ -133,7 +134,7 @@ def _best(probe: Probe) -> tuple[Section, ...]:
 def _cells(probe: Probe) -> tuple[Section, ...]:
     if not probe.links:
         return ()
-    columns = f"{_COLUMNS}|>samples|>CPU s/GB|meanwhile|method|not to be trusted because"
+    columns = f"{_COLUMNS}|>latency p95|>samples|>CPU s/GB|meanwhile|method|not to be trusted because"
     block = parts.table(columns, [_row(link, True) for link in probe.links])
     return (Section(name="cells", heading="Every measurement", blocks=(block,)),)
 

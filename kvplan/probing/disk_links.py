@@ -29,6 +29,7 @@ def link(path: str, outcome: Outcome, *, direct: bool, flags: Sequence[str], mem
         p50_bytes_per_s=rates.p50_bytes_per_s,
         p95_bytes_per_s=rates.p95_bytes_per_s,
         p50_latency_s=rates.p50_latency_s,
+        p95_latency_s=rates.p95_latency_s,
         p99_latency_s=rates.p99_latency_s,
         method=", ".join(_method(outcome, direct)),
         concurrent="opposite direction" if outcome.beside else "none",

@@ -25,6 +25,7 @@ class Rates:
     p95_bytes_per_s: float
     mean_bytes_per_s: float
     p50_latency_s: float
+    p95_latency_s: float
     p99_latency_s: float
     steady: bool
 
@@ -63,7 +64,7 @@ def summarise(start: NDArray[Any], end: NDArray[Any], size: int, begin: float, f
     """Rates in the windows of [begin, finish) and latency percentiles of all transfers of `size` bytes; times in s."""
     rates = window_rates(start, end, size, begin, finish)
     p5, p50, p95 = np.percentile(rates, [5, 50, 95])
-    latency50, latency99 = np.percentile(end - start, [50, 99])
+    latency50, latency95, latency99 = np.percentile(end - start, [50, 95, 99])
     return Rates(
         samples=len(start),
         p5_bytes_per_s=float(p5),
@@ -71,6 +72,7 @@ def summarise(start: NDArray[Any], end: NDArray[Any], size: int, begin: float, f
         p95_bytes_per_s=float(p95),
         mean_bytes_per_s=float(rates.mean()),
         p50_latency_s=float(latency50),
+        p95_latency_s=float(latency95),
         p99_latency_s=float(latency99),
         steady=finish - begin < _LONG_ENOUGH_S or not slowed(rates),
     )
