@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvplan.documents import Finding, LogSource, Requests
 from kvplan.errors import KvplanError, UsageError
-from kvplan.formats import FAMILIES, Family, anonymous, delimited, parquet
+from kvplan.formats import FAMILIES, Family, anonymous, checks, delimited, parquet
 from kvplan.formats.ids import Ids, chain, dense, first_unchained, two_sizes
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows, joined, malformed
@@ -169,6 +169,10 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
         findings.append(_unchained(_where(files, row if order is None else int(order[row]))))
         ids, unique = chain(ids, offsets)
     findings += _sizes(files, order, ids, offsets, rows, unique)
+    findings += checks.repeats(rows, ids, offsets)
+    if (late := checks.leap(rows.time_s)) is not None:
+        where = _where(files, late if order is None else int(order[late]))
+        findings.append(checks.leap_finding(where, rows.time_s, late))
     tenants, tenant = _numbered(rows.tenant, rows.line.size)
     if tenant_by and not tenants:
         raise KvplanError(f"{files[0].lines.name}: no line has the field {tenant_by!r} that --tenant-by names")

@@ -296,3 +296,4 @@ def test_a_large_public_trace_in_parquet(shared: Path) -> None:
     assert len(np.unique(requests.session)) == 710
     assert "full blocks only" in finding(requests, "block-size")
     assert not np.isnan(requests.duration_s).any()
+    assert finding(requests, "repeated-sessions").startswith("25 of 710 sessions")

@@ -28,7 +28,10 @@ def header(line: bytes) -> list[str] | None:
         return None
     if not text or text.lstrip()[:1] in "{[":
         return None
-    names = next(csv.reader([text], delimiter=_separator(text)), [])
+    try:
+        names = next(csv.reader([text], delimiter=_separator(text)), [])
+    except csv.Error:
+        return None
     return [name.strip() for name in names] if all(name.strip() for name in names) else None
 
 
