@@ -1100,6 +1100,50 @@ class Pinning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Contention:
+    """Copies of `granule_bytes` pieces beside a decode-like load on one GPU: what each takes from the other.
+
+    `steps` steps ran while copies did. `load` says what a step was. Flags as for links.
+    """
+
+    gpu: Count
+    direction: Literal["h2d", "d2h"]
+    mechanism: str
+    granule_bytes: Bytes
+    copy_alone_bytes_per_s: Rate
+    copy_loaded_bytes_per_s: Rate
+    step_alone_p50_s: Seconds
+    step_alone_p99_s: Seconds
+    step_loaded_p50_s: Seconds
+    step_loaded_p99_s: Seconds
+    steps: Count
+    load: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Blocks between one GPU and one drive through `slots` page-locked buffers: "store" to the drive, "load" from it.
+
+    Rates of each stage alone, of one block after another (`serial`), and of both stages at once (`overlapped`), whose
+    share of the slower stage is `overlap_ratio`.
+    """
+
+    gpu: Count
+    disk: str
+    direction: Literal["store", "load"]
+    slots: Count
+    block_bytes: Bytes
+    blocks: Count
+    copy_bytes_per_s: Rate
+    disk_bytes_per_s: Rate
+    serial_bytes_per_s: Rate
+    overlapped_bytes_per_s: Rate
+    overlap_ratio: float
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillPoint:
     """One measured prefill: `tokens` new tokens behind `prefix_tokens` cached ones took `seconds`."""
 
@@ -1145,6 +1189,8 @@ class Probe:
     capacity: tuple[Disk, ...] = ()
     pinning: tuple[Pinning, ...] = ()
     prefill: tuple[Prefill, ...] = ()
+    contention: tuple[Contention, ...] = ()
+    pipeline: tuple[Pipeline, ...] = ()
     written_bytes: Bytes = 0
     wall_s: Seconds = 0.0
     findings: tuple[Finding, ...] = ()

@@ -260,7 +260,8 @@ def _config(made: Solved) -> dict[str, str]:
         disk_path=drive.path if drive else None,
     )
     hidden = facts.profile.ignores_salt if facts.policy.share != "all" else ()
-    return {name: text for name, text in texts(facts.profile.name, given).items() if name not in hidden}
+    found = texts(facts.profile.name, given, facts.policy.offload)
+    return {name: text for name, text in found.items() if name not in hidden}
 
 
 def _costs(made: Solved) -> tuple[Cost, ...]:

@@ -16,12 +16,16 @@ from hypothesis import strategies as st
 from test_plan import GiB, Plan, Policy, estimate_with, limit_of, planned, tiny_log, workload_with
 
 from kvplan.documents import (
+    BlockDevice,
     CacheGroup,
     CgroupLevel,
+    Document,
     Hits,
     Isolation,
+    Link,
     Parallel,
     Pinning,
+    Probe,
     Replicas,
     Reserve,
     Tenant,
@@ -32,6 +36,7 @@ from kvplan.planning.choice import Demand, Tier, level, options
 from kvplan.planning.curves import curves_of, scaled, second_use
 from kvplan.planning.economics import Curve, LoadPath
 from kvplan.planning.hostroom import RESERVES
+from kvplan.planning.wear import endurance
 from kvplan.units import GB, TiB
 
 BLOCK = samples.BLOCK_TOKENS
@@ -533,3 +538,103 @@ def test_a_prefill_measured_on_other_gpus_than_a_replica_has_is_not_used() -> No
         prefill = replace(samples.prefill(), gpus=gpus)
         plan = planned(probe=replace(document, data=replace(document.data, prefill=(prefill,))))
         assert (plan.prefill.provenance == "measured") is used
+
+
+# ------------------------------------------------------------------------------------------- drives and layers
+
+
+def disk_rate(plan: Plan) -> str:
+    return next(line.value for line in plan.evidence if line.what == "disk")
+
+
+def with_links(*more: Link, flags: tuple[str, ...] = ()) -> Document[Probe]:
+    document = samples.probe()
+    cells = (*document.data.links, *(replace(cell, flags=flags) for cell in more))
+    return replace(document, data=replace(document.data, links=cells))
+
+
+def test_a_drive_is_judged_by_the_shape_in_which_the_engine_uses_it() -> None:
+    """vLLM behind a host tier moves files, alone whole blocks in one read; LMCache chunks; each by its own cells."""
+    cells = [
+        samples.link(direction, 2 * 2**20, 1, rate, preset=preset)
+        for preset, rates in (("vllm-fs", (5.0, 2.0)), ("vllm-disk", (4.0, 1.5)), ("lmcache", (2.5, 1.2)))
+        for direction, rate in zip(("read", "write"), rates, strict=True)
+    ]
+    probe = with_links(*cells)
+    assert disk_rate(planned(probe=probe)) == "load 5.00 GB/s, store 2.00 GB/s"
+    assert disk_rate(planned(Policy(forbid_host=True), probe=probe)) == "load 4.00 GB/s, store 1.50 GB/s"
+    assert disk_rate(planned(Policy(offload="lmcache"), probe=probe)) == "load 2.50 GB/s, store 1.20 GB/s"
+    other = planned(probe=probe, estimate=estimate_with(engine="tensorrt-llm"))
+    assert disk_rate(other) == disk_rate(planned(estimate=estimate_with(engine="tensorrt-llm")))
+
+
+def test_a_long_write_bounds_the_rate_of_stores() -> None:
+    slow = samples.link("write", 4 * 2**20, 4, 0.7, preset="sustained")
+    load, _, store = disk_rate(planned(probe=with_links(slow))).partition(", ")
+    assert store == "store 700.00 MB/s"
+    assert load == disk_rate(planned()).partition(", ")[0]
+
+
+def test_a_cell_for_comparison_is_never_planned_with() -> None:
+    fast = samples.link("read", 2 * 2**20, 1, 90.0)
+    for allowed in (False, True):
+        policy = Policy(allow_flagged_links=allowed)
+        assert disk_rate(planned(policy, probe=with_links(fast, flags=("comparison",)))) == disk_rate(planned(policy))
+
+
+def test_a_drive_that_has_been_written_lasts_less() -> None:
+    drive = BlockDevice(name="nvme0n1", rated_endurance_bytes=1000 * TiB)
+    blank = replace(samples.disk(), rated_endurance_bytes=None)
+    assert endurance(blank).left == blank.total_bytes * 1825
+    assert endurance(blank).provenance == "assumed"
+    new = replace(blank, members=(drive, drive))
+    assert endurance(new).left == 2000 * TiB
+    assert endurance(new).provenance == "measured"
+    used = replace(new, members=(replace(drive, used_ratio=0.25), drive))
+    assert endurance(used).left == 1500 * TiB
+    assert "25% of its life used" in endurance(used).source
+    had = replace(new, members=(replace(drive, lifetime_written_bytes=300 * TiB), drive))
+    assert endurance(had).left == 1700 * TiB
+    assert endurance(replace(new, members=(replace(drive, used_ratio=1.2),))).left == 0
+
+
+def test_a_layer_in_the_engine_changes_what_a_size_holds() -> None:
+    """LMCache's server evicts at 80 %, so it needs a quarter more; in process its size is a rank's, in whole chunks."""
+    native, server = planned(), planned(Policy(offload="lmcache-server"))
+    assert server.budgets.host.usable_bytes <= 0.8 * server.budgets.host.requested_bytes
+    assert server.budgets.host.tokens % 256 == 0
+    assert server.budgets.host.tokens == pytest.approx(native.budgets.host.tokens, rel=0.02)
+    assert server.budgets.host.requested_bytes == pytest.approx(1.25 * native.budgets.host.requested_bytes, rel=0.02)
+    assert set(server.config) == {"vllm", "lmcache-server"}
+    assert "LMCacheMPConnector" in server.config["vllm"]
+    assert "--kv-offloading-size" not in server.config["vllm"]
+    assert "/dev/shm" not in [limit.name for limit in server.limits]
+    kv = replace(samples.estimate().data.kv, bytes_per_token_per_gpu=32_768)
+    busy = Policy(offload="lmcache", growth=6.0, minimum_gain_ratio=0.0)
+    four = planned(busy, estimate=estimate_with(parallel=Parallel(tp=4), kv=kv))
+    assert four.budgets.host.requested_bytes % (4 * GiB) == 0
+    size = four.budgets.host.requested_bytes // (4 * GiB)
+    assert f"max_local_cpu_size: {size}\n" in four.config["lmcache"]
+    assert "LMCacheConnectorV1" in four.config["vllm"]
+
+
+def test_of_a_latent_cache_one_rank_stores_in_lmcache() -> None:
+    group = CacheGroup(kind="latent", layers=61, bytes_per_token=70_272, bytes_per_sequence=0)
+    kv = replace(
+        samples.estimate().data.kv,
+        bytes_per_token=70_272,
+        bytes_per_token_per_gpu=70_272,
+        offload_bytes_per_token=70_272,
+    )
+    estimate = estimate_with(kv=kv, groups=(group,), parallel=Parallel(tp=8))
+    plan = planned(Policy(offload="lmcache", growth=3.0, minimum_gain_ratio=0.0), estimate=estimate)
+    size = plan.budgets.host.requested_bytes // GiB
+    assert size
+    assert f"max_local_cpu_size: {size}\n" in plan.config["lmcache"]
+
+
+def test_a_layer_that_cannot_be_is_refused() -> None:
+    with pytest.raises(KvplanError, match="--offload lmcache in sglang"):
+        planned(Policy(offload="lmcache"), estimate=estimate_with(engine="sglang"))
+    with pytest.raises(KvplanError, match=r"chunks of 256 tokens are no whole number .* 528"):
+        planned(Policy(offload="lmcache"), estimate=estimate_with(block_tokens=528))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.engines.profiles import power_of_two_above
 from kvplan.units import GB, GiB, MiB, show_bytes
@@ -26,13 +26,38 @@ class Given:
     disk_path: str | None = None
 
 
-def texts(engine: str, given: Given) -> dict[str, str]:
+def texts(engine: str, given: Given, offload: str = "native") -> dict[str, str]:
     """Texts for an engine and, where a tier is given, for the offload layers that run in it.
 
-    Sizes never exceed what was given.
+    With a layer chosen, the engine's own text has its connector and that layer alone follows. Sizes never exceed what
+    was given.
     """
     tier = given.host_bytes or given.disk_bytes
-    return {name: build(given) for name, build in _BUILDERS.get(engine, {}).items() if tier or name == engine}
+    found = {name: build(given) for name, build in _BUILDERS.get(engine, {}).items() if tier or name == engine}
+    if offload == "native" or not tier:
+        return found
+    bare = replace(given, host_bytes=0, disk_bytes=0)
+    return {engine: _CONNECTORS[offload](bare), offload: found[offload]}
+
+
+def _with_connector(given: Given, connector: Mapping[str, object], note: str) -> str:
+    text = json.dumps({**connector, "kv_role": "kv_both", "kv_load_failure_policy": "recompute"})
+    flags = [f"--gpu-memory-utilization {given.utilization:g}", f"--block-size {given.block_tokens}"]
+    return _text([*flags, f"--kv-transfer-config '{text}'"], [note])
+
+
+def _in_process(given: Given) -> str:
+    note = "LMCACHE_CONFIG_FILE names the file below; set PYTHONHASHSEED=0 on every rank"
+    return _with_connector(given, {"kv_connector": "LMCacheConnectorV1"}, note)
+
+
+def _to_server(given: Given) -> str:
+    extra = {"lmcache.mp.host": "tcp://localhost", "lmcache.mp.port": 5555}
+    note = "start the server below first; vLLM and the server share one host"
+    return _with_connector(given, {"kv_connector": "LMCacheMPConnector", "kv_connector_extra_config": extra}, note)
+
+
+_CONNECTORS: dict[str, Callable[[Given], str]] = {"lmcache": _in_process, "lmcache-server": _to_server}
 
 
 def _vllm(given: Given) -> str:

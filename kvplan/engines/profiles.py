@@ -4,8 +4,8 @@ what it takes beside the cache. One row an engine; docs/planning.md names the so
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from kvplan.errors import KvplanError
 from kvplan.units import GB, GiB, MiB
@@ -22,7 +22,10 @@ class Profile:
     in /dev/shm. `null_blocks` can never be used. `side_pools`: indexer and draft caches come on top of the size flag.
     `one_piece`: the pool is page-locked in one call a rank. `staging_blocks` are page-locked blocks a rank through
     which a disk tier moves. `disk_survives` a restart: never, or only where it lies behind a host tier.
-    `ignores_salt` names the layers whose tiers mix tenants even where requests carry a salt. The other sizes are
+    `ignores_salt` names the layers whose tiers mix tenants even where requests carry a salt. A pool is kept
+    `fill_percent` full at most, in chunks of `tier_chunk_tokens` (None: the engine's blocks); with
+    `first_rank_stores_latent` a size a rank is the whole size where every rank holds the same latent. `disk_presets`
+    name the shapes in which a probe measures its disk tier, alone and behind a host tier. The other sizes are
     assumptions until a running server is measured.
     """
 
@@ -41,6 +44,10 @@ class Profile:
     staging_blocks: int = 0
     disk_survives: Literal["never", "behind-host"] = "never"
     ignores_salt: tuple[str, ...] = ()
+    fill_percent: int = 100
+    tier_chunk_tokens: int | None = None
+    first_rank_stores_latent: bool = False
+    disk_presets: tuple[str | None, str | None] = (None, None)
     overhead_bytes: int = 4 * GiB
     worker_bytes: int = 4 * GiB
     front_end_bytes: int = 2 * GiB
@@ -98,6 +105,7 @@ _PROFILES = {
             null_blocks=1,
             staging_blocks=4,
             disk_survives="behind-host",
+            disk_presets=("vllm-disk", "vllm-fs"),
             ignores_salt=("lmcache",),
             source="vLLM 0.33.0: gpu_memory_utilization, kv_offload (shared mapping in /dev/shm, eager stores)",
         ),
@@ -142,9 +150,38 @@ _PROFILES = {
 }
 
 
-def profile(engine: str) -> Profile:
-    """The facts of one engine. Raises KvplanError naming those known."""
+# Offload layers that run inside an engine and keep its tiers in their own way: what they change of its facts.
+_LAYERS = {
+    ("vllm", "lmcache"): {
+        "host_scope": "rank",
+        "shm": False,
+        "one_piece": True,
+        "disk_survives": "never",
+        "tier_chunk_tokens": 256,
+        "disk_presets": ("lmcache", "lmcache"),
+        "first_rank_stores_latent": True,
+        "source": "LMCache 0.5.6 in process: max_local_cpu_size in GiB a rank, chunks of 256 tokens",
+    },
+    ("vllm", "lmcache-server"): {
+        "shm": False,
+        "disk_survives": "never",
+        "fill_percent": 80,
+        "tier_chunk_tokens": 256,
+        "disk_presets": ("lmcache", "lmcache"),
+        "source": "LMCache 0.5.6 server: --l1-size-gb in GiB a node, evicts at 80 % full, chunks of 256 tokens",
+    },
+}
+
+
+def profile(engine: str, offload: str = "native") -> Profile:
+    """The facts of one engine with an offload layer. Raises KvplanError naming those known."""
     if engine not in _PROFILES:
         known = ", ".join(_PROFILES)
         raise KvplanError(f"no planning rules for engine {engine!r}: make the estimate with --engine {known} or none")
-    return _PROFILES[engine]
+    if offload == "native":
+        return _PROFILES[engine]
+    if (engine, offload) not in _LAYERS:
+        known = ", ".join(layer for name, layer in _LAYERS if name == engine) or "native alone"
+        raise KvplanError(f"no planning rules for --offload {offload} in {engine} (known: {known})")
+    changed: dict[str, Any] = _LAYERS[engine, offload]
+    return replace(_PROFILES[engine], **changed)

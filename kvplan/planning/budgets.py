@@ -11,10 +11,10 @@ from kvplan.planning.economics import LoadPath
 from kvplan.planning.facts import Facts
 from kvplan.planning.hostroom import HostRoom
 from kvplan.planning.money import hold_s_per_byte, wear_s_per_token
+from kvplan.planning.wear import endurance
 from kvplan.units import GiB, show_bytes, show_percent
 
 DISK_SHARE = 0.85
-ASSUMED_DRIVE_WRITES = 5 * 365
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +195,13 @@ def host_tier(facts: Facts, room: HostRoom) -> Tier | None:
         path=LoadPath(s_per_token=per_gpu / rates.load_bytes_per_s, latency_s=rates.latency_s),
         store_s_per_token=per_gpu / rates.store_bytes_per_s,
         bytes_per_token=_expanded(facts, facts.offload_bytes_per_token - beside),
-        chunk_tokens=facts.chunk_tokens,
-        step_bytes=rules.host_unit_bytes * (facts.gpus if rules.host_scope == "rank" else 1),
+        chunk_tokens=facts.tier_chunk_tokens,
+        step_bytes=rules.host_unit_bytes * (facts.ranks_that_store if rules.host_scope == "rank" else 1),
         limit_bytes=room.available,
         inclusive=rules.inclusive,
         padded_pieces=facts.gpus if rules.padded_tensors else 0,
         beside_bytes_per_token=beside,
+        fill_percent=rules.fill_percent,
         hold_s_per_byte=hold_s_per_byte(facts, "host", facts.policy.price_view),
     )
 
@@ -227,17 +228,16 @@ def disk_tier(facts: Facts) -> Tier | None:
     stored, written = facts.offload_bytes_per_token * facts.on_host, _expanded(facts, facts.offload_bytes_per_token)
     link = facts.bytes_per_token_per_gpu / facts.host_link.load_bytes_per_s if facts.host_link else 0.0
     free, cap = int(room * DISK_SHARE), facts.policy.disk_bytes
-    rated = rates.disk.rated_endurance_bytes
     return Tier(
         name="disk",
         path=LoadPath(s_per_token=max(stored / rates.load_bytes_per_s, link), latency_s=rates.latency_s),
         store_s_per_token=stored / rates.store_bytes_per_s,
         bytes_per_token=written,
-        chunk_tokens=facts.chunk_tokens,
+        chunk_tokens=facts.tier_chunk_tokens,
         step_bytes=GiB * facts.gpus,
         limit_bytes=free if cap is None else min(free, cap),
         shared_path=True,
-        lifetime_bytes=(rates.disk.total_bytes * ASSUMED_DRIVE_WRITES if rated is None else rated) // facts.on_host,
+        lifetime_bytes=endurance(rates.disk).left // facts.on_host,
         minimum_life_s=facts.policy.minimum_disk_life_s,
         second_use=facts.policy.disk_admission == "second-use",
         hold_s_per_byte=hold_s_per_byte(facts, "disk", facts.policy.price_view),

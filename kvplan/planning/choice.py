@@ -46,7 +46,7 @@ class Demand:
 class Tier:
     """One tier that could be given memory.
 
-    A pool of `requested` bytes holds `requested // chunk_bytes` chunks of `chunk_tokens` tokens, at `bytes_per_token`;
+    A pool of `requested` bytes is filled to `fill_percent` with chunks of `chunk_tokens` tokens, at `bytes_per_token`;
     `beside_bytes_per_token` come on top of what the size says. Sizes come in steps of `step_bytes` and may not exceed
     `limit_bytes` as the host pays for them (`padded_pieces` page-locked tensors that are rounded up to powers of two; 0
     where the engine maps memory exactly). `store_s_per_token` is link time; the GPU is charged `STORE_SHARE` of it
@@ -72,6 +72,7 @@ class Tier:
     second_use: bool = False
     hold_s_per_byte: float = 0.0
     wear_s_per_token: float = 0.0
+    fill_percent: int = 100
 
     @property
     def chunk_bytes(self) -> int:
@@ -80,7 +81,7 @@ class Tier:
 
     def tokens(self, requested: int) -> int:
         """Tokens that a pool of `requested` bytes holds."""
-        return requested // self.chunk_bytes * self.chunk_tokens
+        return requested * self.fill_percent // 100 // self.chunk_bytes * self.chunk_tokens
 
     def cost(self, requested: int) -> int:
         """Bytes that a pool of `requested` bytes takes from the host."""
@@ -98,7 +99,7 @@ class Tier:
 
     def request(self, tokens: int) -> int:
         """The smallest size that holds `tokens` tokens."""
-        needed = -(-tokens // self.chunk_tokens) * self.chunk_bytes
+        needed = -(-(-(-tokens // self.chunk_tokens) * self.chunk_bytes * 100) // self.fill_percent)
         return -(-needed // self.step_bytes) * self.step_bytes
 
     def fits(self, requested: int) -> bool:

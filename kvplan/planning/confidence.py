@@ -76,7 +76,7 @@ def _model(facts: Facts) -> Iterator[Evidence]:
     own = facts.estimate.engine != "none"
     yield Evidence(
         what="engine rules",
-        value=f"{facts.profile.name} {facts.profile.version}",
+        value=f"{facts.profile.name} {facts.profile.version}, {facts.policy.offload} tiers",
         provenance="configured",
         source="the estimate's engine" if own else "--engine, as the estimate is engine-free",
         date=date if own else None,

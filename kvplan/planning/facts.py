@@ -81,6 +81,25 @@ class Facts:
         return max(1, self.estimate.block_tokens)
 
     @property
+    def tier_chunk_tokens(self) -> int:
+        """Tokens of one chunk of a tier. Raises KvplanError where the layer's chunks are no whole number of blocks."""
+        size = self.profile.tier_chunk_tokens
+        if size is None:
+            return self.chunk_tokens
+        if size % self.chunk_tokens:
+            raise KvplanError(
+                f"chunks of {size} tokens are no whole number of the engine's blocks of {self.chunk_tokens} tokens, "
+                f"which {self.policy.offload} asks for: plan with --offload native"
+            )
+        return size
+
+    @property
+    def ranks_that_store(self) -> int:
+        """Ranks that a size a rank is multiplied with."""
+        latent = all(group.kind in ("latent", "indexer") for group in self.estimate.groups)
+        return 1 if latent and self.profile.first_rank_stores_latent else self.gpus
+
+    @property
     def offload_bytes_per_token(self) -> int:
         """Bytes of one token in a host or disk tier, all ranks together."""
         return self.estimate.kv.offload_bytes_per_token
@@ -97,7 +116,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
     """Resolve every input. Raises KvplanError for what a plan cannot do without."""
     estimate, workload, probe, gpu = inputs.estimate, inputs.workload, inputs.probe, inputs.gpu
     data, host = estimate.data, probe.data if probe else None
-    rules = profile(data.engine if data.engine != "none" else policy.engine)
+    rules = profile(data.engine if data.engine != "none" else policy.engine, policy.offload)
     machine, differs = _machine(host, policy)
     gpus, replicas = data.parallel.gpus, policy.replicas * data.parallel.dp
     if not gpus or not replicas:
@@ -107,7 +126,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
     device, findings = _device(host, gpu)
     per_gpu = _bytes_per_token(data)
     prefill, more = prefill_cost(data, host, gpu)
-    links, flagged = _links(data, host, device, gpu, policy, per_gpu)
+    links, flagged = _links(data, host, device, gpu, policy, per_gpu, rules)
     lasts = rules.disk_survives == "behind-host" and not policy.forbid_host
     curves = curves_of(workload.data, policy, replicas, lasts)
     return Facts(
@@ -273,6 +292,7 @@ def _links(
     gpu: GpuSpec | None,
     policy: Policy,
     per_gpu: int,
+    rules: Profile,
 ) -> tuple[tuple[Rates | None, Rates | None], list[Finding]]:
     granule = max(1, estimate.block_tokens) * per_gpu
     host, disk, findings = None, None, list[Finding]()
@@ -280,7 +300,8 @@ def _links(
         host, flagged = host_rates(probe, granule, policy.allow_flagged_links)
         findings += flagged
     if probe:
-        disk, flagged = disk_rates(probe, granule, estimate.parallel.gpus, policy.allow_flagged_links)
+        shape = rules.disk_presets[0 if policy.forbid_host else 1]
+        disk, flagged = disk_rates(probe, granule, estimate.parallel.gpus, policy.allow_flagged_links, shape)
         findings += flagged
     if policy.host_link_bytes_per_s:
         rate, source = policy.host_link_bytes_per_s, "--host-link, per GPU"

@@ -11,6 +11,7 @@ from kvplan.planning.choice import BUSY_LIMIT, Option, Outcome, Tier
 from kvplan.planning.economics import break_even_length, break_even_rate
 from kvplan.planning.facts import Facts
 from kvplan.planning.hostroom import HostRoom
+from kvplan.planning.wear import endurance
 from kvplan.units import GiB, show_bytes, show_duration, show_rate, show_tokens
 
 SHM_SPARE = GiB // 4
@@ -219,16 +220,18 @@ def _disk(facts: Facts, tier: Tier | None, option: Option | None) -> Iterator[Li
     )
     if option and option.life_s is not None:
         daily = option.stored_tokens * tier.bytes_per_token * 24
-        rated = drive.rated_endurance_bytes
-        source = "rated writes" if rated is not None else "one drive write a day for five years, assumed"
+        wear = endurance(drive)
         yield Limit(
             name="disk endurance",
             limit=option.life_s,
             needed=tier.minimum_life_s,
             unit="s",
             ok=option.life_s >= tier.minimum_life_s,
-            why=f"{show_bytes(daily)} written a day against {source}: worn out in {option.life_s / 86400:,.0f} days",
-            provenance="measured" if rated is not None else "assumed",
+            why=(
+                f"{show_bytes(daily)} written a day against {wear.source}: worn out in "
+                f"{option.life_s / 86400:,.0f} days"
+            ),
+            provenance=wear.provenance,
         )
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from kvplan.documents import Disk, Finding, Link, Probe, Provenance
 
 OPPOSITE = "opposite direction"
+COMPARISON = "comparison"
+SUSTAINED = "sustained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +44,10 @@ def clean(cells: Iterable[Link], allow_flagged: bool) -> list[Link]:
     return [
         cell
         for cell in cells
-        if cell.concurrent in ("none", OPPOSITE) and cell.p50_bytes_per_s > 0 and (allow_flagged or not cell.flags)
+        if cell.concurrent in ("none", OPPOSITE)
+        and cell.p50_bytes_per_s > 0
+        and COMPARISON not in cell.flags
+        and (allow_flagged or not cell.flags)
     ]
 
 
@@ -68,35 +73,49 @@ def host_rates(probe: Probe, granule: int, allow_flagged: bool) -> tuple[Rates |
     return _measured(load, store), []
 
 
-def disk_rates(probe: Probe, granule: int, depth: int, allow_flagged: bool) -> tuple[Rates | None, list[Finding]]:
-    """The quickest drive that was measured in both directions; None where none is usable."""
+def disk_rates(
+    probe: Probe, granule: int, depth: int, allow_flagged: bool, preset: str | None
+) -> tuple[Rates | None, list[Finding]]:
+    """The quickest drive that was measured in both directions; None where none is usable.
+
+    Cells shaped as the engine moves data (`preset`) speak before plain ones; a long write bounds the rate of stores.
+    """
     measured = [cell for cell in probe.links if cell.direction in ("read", "write")]
     found = []
     for disk in probe.capacity:
         mine = [cell for cell in measured if f"disk:{disk.path}" in (cell.source, cell.target)]
         usable = clean(mine, allow_flagged) if allow_flagged or not disk.flags else []
-        load = nearest([cell for cell in usable if cell.direction == "read"], granule, depth)
-        store = nearest([cell for cell in usable if cell.direction == "write"], granule, depth)
+        load, store = (_shaped(usable, direction, granule, depth, preset) for direction in ("read", "write"))
         if load and store:
-            found.append(_measured(load, store, disk))
+            long = [cell for cell in usable if cell.direction == "write" and cell.preset == SUSTAINED]
+            found.append(_measured(load, min([store, *long], key=lambda cell: cell.p50_bytes_per_s), disk))
     best = max(found, key=lambda rates: rates.load_bytes_per_s, default=None)
     return best, [] if best else _refused("disk", measured, *probe.capacity)
 
 
+def _shaped(cells: list[Link], direction: str, granule: int, depth: int, preset: str | None) -> Link | None:
+    """The cell of the engine's own shape, else the plain cell nearest to its granule."""
+    mine = [cell for cell in cells if cell.direction == direction]
+    alike = [cell for cell in mine if preset is not None and cell.preset == preset]
+    return nearest(alike or [cell for cell in mine if cell.preset is None], granule, depth)
+
+
 def _measured(load: Link, store: Link, disk: Disk | None = None) -> Rates:
+    shape = f", as {load.preset} moves them" if load.preset else ""
     beside = "" if load.concurrent == "none" else f", beside {load.concurrent}"
     return Rates(
         load_bytes_per_s=load.p50_bytes_per_s,
         store_bytes_per_s=store.p50_bytes_per_s,
         latency_s=load.p50_latency_s,
         provenance="measured",
-        source=f"{load.source} to {load.target}, {load.granule_bytes:,} B a piece, depth {load.depth}{beside}",
+        source=f"{load.source} to {load.target}, {load.granule_bytes:,} B a piece, depth {load.depth}{beside}{shape}",
         disk=disk,
     )
 
 
 def _refused(what: str, measured: list[Link], *disks: Disk) -> list[Finding]:
-    flags = sorted({flag for cell in measured for flag in cell.flags} | {flag for disk in disks for flag in disk.flags})
+    marked = [*(cell.flags for cell in measured), *(disk.flags for disk in disks)]
+    flags = sorted({flag for some in marked for flag in some} - {COMPARISON})
     if not measured or not flags:
         return []
     text = f"every measured cell of the {what} is flagged ({', '.join(flags)}) and was not used"

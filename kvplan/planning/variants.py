@@ -179,6 +179,7 @@ _CHANGES: dict[str, Callable[[PlanInputs, Policy, str], Variant]] = {
     "share": _field("share", _one_of("all", "tenant", "none")),
     "routing": _field("routing", _one_of("affinity", "session", "round-robin")),
     "disk-admission": _field("disk_admission", _one_of("all", "second-use")),
+    "offload": _field("offload", _one_of("native", "lmcache", "lmcache-server")),
     "price-view": _field("price_view", _one_of("owned", "bought", "rented")),
     "forbid-disk": _field("forbid_disk", _yes),
     "forbid-host": _field("forbid_host", _yes),
