@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import samples
+from typer.testing import CliRunner
 
+from kvplan.cli import app
 from kvplan.documents import Document, Finding, Probe
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import dump, load, wrap
-from kvplan.probe import merge
+from kvplan.probe import kv_block, merge
 
 
 def made(at: str, **changes: Any) -> Document[Probe]:
@@ -88,3 +90,27 @@ def test_a_merged_probe_is_a_document_like_any(tmp_path: Path) -> None:
     path = tmp_path / "host.json"
     path.write_text(dump(wrap(merge([made("2026-01-01T00:00:00Z"), made("2026-02-01T00:00:00Z")]))))
     assert load(path).data == merge([made("2026-01-01T00:00:00Z"), made("2026-02-01T00:00:00Z")])
+
+
+def test_the_command_merges_files_and_measures_nothing(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.json", "b.json")]
+    for path, at in zip(paths, ("2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"), strict=True):
+        path.write_text(dump(made(at)))
+    arguments = [word for path in paths for word in ("--merge", str(path))]
+    result = CliRunner().invoke(app, ["probe", *arguments, "-q", "-o", str(tmp_path / "host.json")])
+    assert result.exit_code == 0, result.output
+    assert load(tmp_path / "host.json").data == merge([made("2026-01-01T00:00:00Z"), made("2026-02-01T00:00:00Z")])
+
+
+def test_a_block_of_an_estimate_is_one_ranks() -> None:
+    estimate = samples.estimate().data
+    block = kv_block(estimate)
+    per_token = max(estimate.kv.bytes_per_token_per_gpu, estimate.kv.offload_bytes_per_token // estimate.parallel.gpus)
+    assert block.block_bytes == max(1, estimate.block_tokens) * per_token
+    assert block.chunk_bytes == 256 * per_token
+    assert block.pieces == sum(group.layers for group in estimate.groups if group.bytes_per_token)
+    halved = replace(estimate, parallel=replace(estimate.parallel, pp=2))
+    assert kv_block(halved).pieces == -(-block.pieces // 2)
+    empty = replace(estimate.kv, bytes_per_token_per_gpu=0, offload_bytes_per_token=0)
+    with pytest.raises(KvplanError, match="keeps nothing per token"):
+        kv_block(replace(estimate, kv=empty))
