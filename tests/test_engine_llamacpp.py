@@ -11,7 +11,9 @@ from typing import Any
 
 import gguf_files
 import pytest
+from typer.testing import CliRunner
 
+from kvplan.cli import app
 from kvplan.documents import EstimateOptions, LlamaCppOptions, Model, ModelRef, Parallel
 from kvplan.errors import KvplanError
 from kvplan.estimate import estimate
@@ -223,3 +225,21 @@ def test_other_shapes_are_refused_by_name() -> None:
     for name in ("deepseek-v4-flash", "whisper-large-v3"):
         with pytest.raises(KvplanError, match="not laid out here"):
             estimate(catalogued(name), options(ctx_size=512))
+
+
+def test_the_command_gives_the_same(shared: Path, tmp_path: Path) -> None:
+    """The form that scripts use, on a model with windows and on one with state."""
+    for line in (shared / "truth" / "llamacpp.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        if row["model"] not in ("gemma-3-27b", "Jamba-v0.1") or "context_bytes" not in row:
+            continue
+        path = tmp_path / f"{row['arch']}.gguf"
+        if not path.exists():
+            gguf_files.write(path, row["meta"])
+        form = ["estimate", "--model", str(path), "--engine", "llama.cpp", "--ctx-size", str(row["n_ctx_req"])]
+        form += ["--parallel", str(row["n_seq_max"]), "--cache-type-k", row["type_k"], "--cache-type-v", row["type_v"]]
+        form += ["--kv-unified" if row["kv_unified"] else "--no-kv-unified", "--ubatch", str(row["n_ubatch"])]
+        form += ["--swa-full"] * row["swa_full"] + ["--no-flash-attn"] * (not row["flash_attn"])
+        done = CliRunner().invoke(app, [*form, "--json"])
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.stdout)["data"]["engine_view"]["context_bytes"] == row["context_bytes"]

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from kvplan.cli import app
 from kvplan.documents import Estimate, EstimateOptions, Model, PageKind, Parallel
 from kvplan.engines.vllm_pages import Pages, merged, packed_pool, pool
 from kvplan.errors import KvplanError
@@ -243,3 +245,23 @@ def test_quantising_doubles_the_block_of_a_hybrid() -> None:
 def test_blocks_of_a_hybrid_keep_to_the_step_asked_for() -> None:
     assert run("qwen3-next-80b-a3b", block_tokens=128).block_tokens == 640
     assert run("qwen3-next-80b-a3b", block_tokens=1024).block_tokens == 1024
+
+
+def test_the_command_gives_the_same(shared: Path) -> None:
+    """The form that scripts use, one plan of every model that vLLM plans at its own dtype."""
+    seen: set[str] = set()
+    for row in truth(shared):
+        plain = row["variant"] is None and row["kv_cache_dtype_requested"] == "auto" and "num_blocks" in row
+        name = str(shared / "configs" / f"{row['model']}.json")
+        if not plain or row["model"] in seen or model(name).kv_dtype is not None:
+            continue
+        seen.add(row["model"])
+        form = ["estimate", "--model", name, "--engine", "vllm", "--kv-memory", "20GiB", "--tp", str(row["tp"])]
+        form += ["--kv-dtype", "auto", "--max-model-len", str(row["max_model_len_requested"])]
+        done = CliRunner().invoke(app, [*form, "--block-tokens", "16", "--json"])
+        assert done.exit_code == 0, done.output
+        view = json.loads(done.stdout)["data"]["engine_view"]
+        wanted = {key: row[key] for key in ("bytes_per_block", "num_blocks", "kv_cache_size_tokens", "max_concurrency")}
+        assert {key: view[key] for key in wanted} == wanted, row["model"]
+        assert view["block_tokens"] == row["block_size_used"]
+    assert len(seen) >= 40
