@@ -347,6 +347,8 @@ def _requests(
     block_tokens: int | None = None,
     tokenizer: Path | None = None,
     tenant_by: str | None = None,
+    columns: Sequence[str] = (),
+    bytes_per_token: float | None = None,
     skip_bad: int = 0,
 ) -> Requests:
     from kvplan.logs import read
@@ -357,9 +359,36 @@ def _requests(
         block_tokens=block_tokens,
         tokenizer=tokenizer,
         tenant_by=tenant_by,
+        columns=_columns(columns),
+        bytes_per_token=bytes_per_token,
+        processes=os.cpu_count() or 1,
         skip_bad=skip_bad,
         progress=listen,
     )
+
+
+def _columns(pairs: Sequence[str]) -> dict[str, str]:
+    """What a table's columns hold, from texts such as `time_ms=when`."""
+    found = {}
+    for pair in (part for text in pairs for part in text.split(",")):
+        role, _, name = pair.partition("=")
+        if not role.strip() or not name.strip():
+            raise UsageError(f"--columns {pair}: write what a column holds and its name, such as time_ms=when")
+        found[role.strip()] = name.strip()
+    return found
+
+
+def _share(logs: list[Path], output: Path | None, compare: bool, quiet: bool, reading: dict[str, Any]) -> None:
+    """Write logs as one trace that may be shared."""
+    from kvplan.console import note, progress
+    from kvplan.logs import anonymize
+
+    if output is None or compare:
+        raise UsageError("--anonymize writes one trace: name it with -o, and leave --compare out")
+    with progress(quiet) as listen:
+        requests = _requests(logs, listen=listen, **reading)
+        anonymize(requests, output, listen)
+    note(f"{output}: {len(requests.input_tokens):,} requests as lengths, times and numbered blocks", quiet)
 
 
 @app.command()
@@ -383,6 +412,15 @@ def workload(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Two logs: the second against the first.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Local processes that find the reuse.")] = 1,
+    columns: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
+    ] = None,
+    approximate_tokens: Annotated[
+        float | None, typer.Option(metavar="BYTES", help="Without a tokenizer: bytes of text that count as a token.")
+    ] = None,
+    anonymize: Annotated[
+        bool, typer.Option("--anonymize", help="Write -o as a trace to share, numbers only, instead of a document.")
+    ] = False,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -395,18 +433,21 @@ def workload(
     from kvplan.files import wrap
     from kvplan.workload import profiled
 
+    reading: dict[str, Any] = {
+        "format": format,
+        "block_tokens": block_tokens,
+        "tokenizer": tokenizer,
+        "tenant_by": tenant_by,
+        "columns": columns or (),
+        "bytes_per_token": approximate_tokens,
+        "skip_bad": skip_bad,
+    }
+    if anonymize:
+        return _share(logs, output, compare, quiet, reading)
     with progress(quiet) as listen:
         data = profiled(
             logs,
-            lambda some: _requests(
-                list(some),
-                listen=listen,
-                format=format,
-                block_tokens=block_tokens,
-                tokenizer=tokenizer,
-                tenant_by=tenant_by,
-                skip_bad=skip_bad,
-            ),
+            lambda some: _requests(list(some), listen=listen, **reading),
             compare=compare,
             isolate=isolate,
             join_blocks=join_blocks,
@@ -420,7 +461,7 @@ def workload(
             replicas=replicas,
             progress=listen,
         )
-    answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
+    return answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
 
 
 @app.command()
