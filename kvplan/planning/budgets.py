@@ -202,6 +202,7 @@ def host_tier(facts: Facts, room: HostRoom) -> Tier | None:
         padded_pieces=facts.gpus if rules.padded_tensors else 0,
         beside_bytes_per_token=beside,
         fill_percent=rules.fill_percent,
+        store_share=facts.store_share.ratio,
         hold_s_per_byte=hold_s_per_byte(facts, "host", facts.policy.price_view),
     )
 

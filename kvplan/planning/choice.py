@@ -18,7 +18,6 @@ from kvplan.planning.economics import Curve, LoadPath, Worth, busy_s, worth
 from kvplan.units import show_percent
 
 BUSY_LIMIT = 0.7
-STORE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +48,7 @@ class Tier:
     A pool of `requested` bytes is filled to `fill_percent` with chunks of `chunk_tokens` tokens, at `bytes_per_token`;
     `beside_bytes_per_token` come on top of what the size says. Sizes come in steps of `step_bytes` and may not exceed
     `limit_bytes` as the host pays for them (`padded_pieces` page-locked tensors that are rounded up to powers of two; 0
-    where the engine maps memory exactly). `store_s_per_token` is link time; the GPU is charged `STORE_SHARE` of it
+    where the engine maps memory exactly). `store_s_per_token` is link time; the GPU is charged `store_share` of it
     where `stores_disturb`. `lifetime_bytes` of writes wear a drive out. With `second_use` only what is computed again
     is stored. `hold_s_per_byte` is what a byte costs an hour, `wear_s_per_token` what storing a token wears off a
     drive, both as GPU time that the same money buys; a drive costs the larger of its time and its wear.
@@ -73,6 +72,7 @@ class Tier:
     hold_s_per_byte: float = 0.0
     wear_s_per_token: float = 0.0
     fill_percent: int = 100
+    store_share: float = 0.5
 
     @property
     def chunk_bytes(self) -> int:
@@ -210,7 +210,7 @@ def _option(demand: Demand, tier: Tier, base: Level, requested: int, here: Level
         level=replace(here, low=max(here.low, base.low, key=lambda point: point.hit_tokens)),
         saved_s=best.saved_s * demand.per_hour,
         load_s=link_s[0],
-        store_s=link_s[1] * STORE_SHARE if tier.stores_disturb else 0.0,
+        store_s=link_s[1] * tier.store_share if tier.stores_disturb else 0.0,
         hold_s=max(tier.cost(requested) * tier.hold_s_per_byte, stored * tier.wear_s_per_token),
         loaded_tokens=best.tokens * demand.per_hour,
         stored_tokens=stored,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Literal
 
 from kvplan.documents import Confidence, Evidence
-from kvplan.planning.choice import STORE_SHARE
 from kvplan.planning.facts import Facts, evidence_of
 from kvplan.planning.links import Rates
 from kvplan.units import show_bytes, show_duration, show_exact, show_percent, show_rate, show_tokens
@@ -145,9 +144,9 @@ def _prefill(facts: Facts) -> Iterator[Evidence]:
     )
     yield Evidence(
         what="GPU time lost to stores",
-        value=show_percent(STORE_SHARE) + " of their link time",
-        provenance="assumed",
-        source="published slowdowns of 1.5 % to 6.4 % where nothing was reused, see docs/planning.md",
+        value=show_percent(facts.store_share.ratio) + " of their link time",
+        provenance=facts.store_share.provenance,
+        source=facts.store_share.source,
     )
 
 

@@ -25,7 +25,7 @@ from kvplan.engines.profiles import Profile, profile
 from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand
 from kvplan.planning.curves import Curves, curves_of
-from kvplan.planning.links import Rates, disk_rates, host_rates
+from kvplan.planning.links import Rates, StoreShare, disk_rates, host_rates, store_share
 from kvplan.planning.recompute import prefill_cost
 from kvplan.units import show_bytes
 
@@ -70,6 +70,7 @@ class Facts:
     prices: Prices | None
     host_link: Rates | None
     disk_link: Rates | None
+    store_share: StoreShare
     machine: Host | None
     host_memory: Known | None
     dates: dict[str, str | None]
@@ -150,6 +151,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
         prices=inputs.prices,
         host_link=links[0],
         disk_link=links[1],
+        store_share=store_share(host, max(1, data.block_tokens) * per_gpu, links[0], policy.allow_flagged_links),
         machine=machine,
         host_memory=_host_memory(machine, policy, probe.created if probe else None),
         dates={

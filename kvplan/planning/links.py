@@ -120,3 +120,50 @@ def _refused(what: str, measured: list[Link], *disks: Disk) -> list[Finding]:
         return []
     text = f"every measured cell of the {what} is flagged ({', '.join(flags)}) and was not used"
     return [Finding(severity="warning", code="link-flagged", text=text)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreShare:
+    """GPU time lost for each second that stores take on the host link, and where that is known from."""
+
+    ratio: float
+    provenance: Provenance
+    source: str
+
+
+ASSUMED_SHARE = StoreShare(
+    ratio=0.5,
+    provenance="assumed",
+    source="published slowdowns of 1.5 % to 6.4 % where nothing was reused, see docs/planning.md",
+)
+
+
+def store_share(probe: Probe | None, granule: int, rates: Rates | None, allow_flagged: bool) -> StoreShare:
+    """What copies to the host take from a decode-like load, on the GPU where it is most; assumed where not measured.
+
+    In a second of copying at the rate under load, the share 1 - alone / loaded of a step's progress is lost.
+    """
+    cells = [
+        one
+        for one in (probe.contention if probe else ())
+        if one.direction == "d2h" and one.copy_loaded_bytes_per_s > 0 and one.step_loaded_p50_s > 0
+        if allow_flagged or not one.flags
+    ]
+    if not cells or rates is None or rates.provenance != "measured":
+        return ASSUMED_SHARE
+    near = min(abs(math.log(max(1, one.granule_bytes) / granule)) for one in cells)
+    alike = [one for one in cells if abs(math.log(max(1, one.granule_bytes) / granule)) == near]
+    lost, worst = max(
+        (
+            (
+                rates.store_bytes_per_s
+                / one.copy_loaded_bytes_per_s
+                * max(0.0, 1 - one.step_alone_p50_s / one.step_loaded_p50_s),
+                one,
+            )
+            for one in alike
+        ),
+        key=lambda pair: pair[0],
+    )
+    source = f"copies of {worst.granule_bytes:,} B from GPU {worst.gpu} beside {worst.load}, {worst.mechanism}"
+    return StoreShare(ratio=min(1.0, lost), provenance="measured", source=source)

@@ -51,7 +51,7 @@ def changes(made: Solved) -> Iterator[tuple[str, str, Case]]:
     if case.host:
         wider = replace(case.host, bytes_per_token=case.host.bytes_per_token * 3 // 2)
         yield "bytes a token takes in host memory", "x 1.5", replace(case, host=wider)
-        yield "GPU time lost to stores", "all of it", replace(case, host=_stored(case.host, 2.0))
+        yield "GPU time lost to stores", "all of it", replace(case, host=replace(case.host, store_share=1.0))
         yield "GPU time lost to stores", "none", replace(case, host=replace(case.host, stores_disturb=False))
     yield from _dtypes(made)
 
