@@ -153,6 +153,19 @@ def _queued_victim(heap: Heap, tree: _Tree, queue: NDArray[Any], which: int, at:
 
 
 @compiled
+def _either_victim(one: Heap, two: Heap, first: bool, tree: _Tree, queue: NDArray[Any], at: Ints, r: int) -> Int:
+    """The leaf to evict from queue 1 if `first` holds, else from queue 2; from the other where that has none."""
+    victim: Int = -1
+    if first:
+        victim = _queued_victim(one, tree, queue, 1, at, r)
+    if victim < 0:
+        victim = _queued_victim(two, tree, queue, 2, at, r)
+    if victim < 0:
+        victim = _queued_victim(one, tree, queue, 1, at, r)
+    return victim
+
+
+@compiled
 def _trim(ghosts: Heap, head: int, ghost: NDArray[Any], which: int, stamp: Ints) -> int:
     """Forget the oldest ghost of a queue; returns the new head of its list."""
     while True:
@@ -170,6 +183,34 @@ def _moved_target(target: float, ghost: Int, gone: Ints, capacity: int) -> Any:
         return min(float(capacity), target + max(1.0, gone[2] / gone[1]))
     if ghost == 2:
         return max(0.0, target - max(1.0, gone[1] / gone[2]))
+    return target
+
+
+@compiled
+def _take_in_arc(
+    path: NDArray[Any],
+    hit: Int,
+    r: int,
+    kinds: tuple[Any, Any],
+    counts: tuple[Ints, Ints, Ints],
+    target: Any,
+    room: int,
+) -> Any:
+    """Queue a request's blocks; returns the target, moved by every ghost among them."""
+    queue, ghost = kinds
+    at, held, gone = counts
+    for depth in range(path.size):
+        block = path[depth]
+        at[block] = np.int64(r) * _DEPTHS + (_DEPTHS - 1 - depth)
+        if depth < hit:
+            held[queue[block]] -= 1
+            queue[block] = 2
+        else:
+            target = _moved_target(target, ghost[block], gone, room)
+            gone[ghost[block]] -= 1
+            queue[block] = 2 if ghost[block] else 1
+            ghost[block] = 0
+        held[queue[block]] += 1
     return target
 
 
@@ -195,27 +236,10 @@ def _play_arc(blocks: NDArray[Any], offsets: Ints, unique: int, capacity: int) -
         path = blocks[offsets[r] : offsets[r + 1]]
         hit = _look_up_and_insert(tree, path, r)
         hits[r] = hit
-        for depth in range(path.size):
-            block = path[depth]
-            at[block] = np.int64(r) * _DEPTHS + (_DEPTHS - 1 - depth)
-            if depth < hit:
-                held[queue[block]] -= 1
-                queue[block] = 2
-            else:
-                target = _moved_target(target, ghost[block], gone, capacity)
-                gone[ghost[block]] -= 1
-                queue[block] = 2 if ghost[block] else 1
-                ghost[block] = 0
-            held[queue[block]] += 1
+        target = _take_in_arc(path, hit, r, (queue, ghost), (at, held, gone), target, capacity)
         end = path.size
         while held[1] + held[2] > capacity:
-            victim: Int = -1
-            if held[1] > target:
-                victim = _queued_victim(once, tree, queue, 1, at, r)
-            if victim < 0:
-                victim = _queued_victim(again, tree, queue, 2, at, r)
-            if victim < 0:
-                victim = _queued_victim(once, tree, queue, 1, at, r)
+            victim = _either_victim(once, again, held[1] > target, tree, queue, at, r)
             if victim < 0:
                 end -= 1
                 victim = path[end]
@@ -244,6 +268,24 @@ def _play_arc(blocks: NDArray[Any], offsets: Ints, unique: int, capacity: int) -
 
 
 @compiled
+def _take_in_s3(path: NDArray[Any], hit: Int, clock: Int, kinds: tuple[Any, Any, Any], at: Ints, held: Ints) -> Int:
+    """Count the uses of a request's blocks and queue the new ones; returns how many ghosts were among them."""
+    queue, uses, ghost = kinds
+    known = 0
+    for depth in range(path.size):
+        block = path[depth]
+        if depth < hit:
+            uses[block] = min(3, uses[block] + 1)
+            continue
+        queue[block] = 2 if ghost[block] else 1
+        known += ghost[block]
+        ghost[block], uses[block] = 0, 0
+        held[queue[block]] += 1
+        at[block] = clock + path.size - depth  # deeper blocks first
+    return known
+
+
+@compiled
 def _play_s3_fifo(blocks: NDArray[Any], offsets: Ints, unique: int, capacity: int) -> Ints:
     """S3-FIFO: new blocks pass through a small queue (1), and only those used twice there enter the main one (2)."""
     hits = np.zeros(offsets.size - 1, np.int64)
@@ -263,26 +305,11 @@ def _play_s3_fifo(blocks: NDArray[Any], offsets: Ints, unique: int, capacity: in
         path = blocks[offsets[r] : offsets[r + 1]]
         hit = _look_up_and_insert(tree, path, r)
         hits[r] = hit
-        for depth in range(path.size):
-            block = path[depth]
-            if depth < hit:
-                uses[block] = min(3, uses[block] + 1)
-                continue
-            queue[block] = 2 if ghost[block] else 1
-            remembered -= ghost[block]
-            ghost[block], uses[block] = 0, 0
-            held[queue[block]] += 1
-            at[block] = clock + path.size - depth  # deeper blocks first
+        remembered -= _take_in_s3(path, hit, clock, (queue, uses, ghost), at, held)
         clock += path.size + 1
         end = path.size
         while held[1] + held[2] > capacity:
-            victim: Int = -1
-            if held[1] >= share:
-                victim = _queued_victim(small, tree, queue, 1, at, r)
-            if victim < 0:
-                victim = _queued_victim(main, tree, queue, 2, at, r)
-            if victim < 0:
-                victim = _queued_victim(small, tree, queue, 1, at, r)
+            victim = _either_victim(small, main, held[1] >= share, tree, queue, at, r)
             if victim < 0:
                 end -= 1
                 victim = path[end]

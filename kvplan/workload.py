@@ -60,37 +60,18 @@ def profile(
     gap_s = requests.time_s[runs.request] - requests.time_s[runs.toucher]
     alive = runs if ttl_s is None else runs.where(gap_s <= ttl_s)
     grid = hitcurve.grid(reuse.unique_blocks(requests), asked)
-    ceiling = hitcurve.points(runs, requests, np.array([reuse.unique_blocks(requests)]))[0]
-    input_tokens = int(requests.input_tokens.sum())
-    novel_tokens = input_tokens - ceiling.hit_tokens
-    progress("measuring tenants and time")
     tenants = _tenants(runs, requests, tokens)
-    same_moment = int(tokens[gap_s == 0].sum())
     times, held_by = _times(runs, requests, gap_s, tokens, ttl_s, service) if timed else ({}, None)
     core = Workload(
         sources=requests.sources,
-        requests=len(requests.input_tokens),
-        span_s=float(requests.time_s[-1] - requests.time_s[0]) if timed else None,
-        block_tokens=requests.block_tokens,
-        input_tokens=input_tokens,
-        input_tokens_sq=int(np.square(requests.input_tokens.astype(np.int64)).sum()),
-        output_tokens=int(requests.output_tokens.sum()),
-        novel_tokens=novel_tokens,
-        block_references=int(requests.offsets[-1]),
-        unique_blocks=reuse.unique_blocks(requests),
-        ceiling_hit_ratio=_ratio(ceiling.hit_tokens, input_tokens),
-        engine_hit_ratio=_ratio(_engine_hit_tokens(runs, requests), input_tokens),
-        one_off_tokens_ratio=1 - _ratio(_reused_novel_tokens(runs, requests), novel_tokens),
         curve=hitcurve.points(alive, requests, grid),
         active_tokens=None,
         active_requests=None,
         service=held_by,
-        input_lengths=timeline.percentiles(requests.input_tokens),
-        output_lengths=timeline.percentiles(requests.output_tokens),
         ttl_s=ttl_s,
-        reused_prefix_lengths=ceiling.prefixes,
         tenants=tenants,
         reused_from=sharing.reused_from(runs, requests, tokens),
+        **_totals(runs, requests, timed),
         **_starts(runs, alive, requests, grid, measure_from),
     )
     progress("measuring what-ifs")
@@ -98,11 +79,35 @@ def profile(
     played, said = _policies(runs, requests, hitcurve.handful(requests, asked), other_policies, progress)
     findings = (
         *requests.findings,
-        *_about_time(requests, held_by, same_moment, input_tokens, ttl_s),
+        *_about_time(requests, held_by, int(tokens[gap_s == 0].sum()), core.input_tokens, ttl_s),
         *_about_blocks(requests, asked, tenants),
         *said,
     )
     return replace(core, **times, **extras, **played, findings=findings)
+
+
+def _totals(runs: reuse.Runs, requests: Requests, timed: bool) -> dict[str, Any]:
+    """What the log holds, and the ceilings."""
+    ceiling = hitcurve.points(runs, requests, np.array([reuse.unique_blocks(requests)]))[0]
+    input_tokens = int(requests.input_tokens.sum())
+    novel_tokens = input_tokens - ceiling.hit_tokens
+    return {
+        "requests": len(requests.input_tokens),
+        "span_s": float(requests.time_s[-1] - requests.time_s[0]) if timed else None,
+        "block_tokens": requests.block_tokens,
+        "input_tokens": input_tokens,
+        "input_tokens_sq": int(np.square(requests.input_tokens.astype(np.int64)).sum()),
+        "output_tokens": int(requests.output_tokens.sum()),
+        "novel_tokens": novel_tokens,
+        "block_references": int(requests.offsets[-1]),
+        "unique_blocks": reuse.unique_blocks(requests),
+        "ceiling_hit_ratio": _ratio(ceiling.hit_tokens, input_tokens),
+        "engine_hit_ratio": _ratio(_engine_hit_tokens(runs, requests), input_tokens),
+        "one_off_tokens_ratio": 1 - _ratio(_reused_novel_tokens(runs, requests), novel_tokens),
+        "input_lengths": timeline.percentiles(requests.input_tokens),
+        "output_lengths": timeline.percentiles(requests.output_tokens),
+        "reused_prefix_lengths": ceiling.prefixes,
+    }
 
 
 def profiled(
