@@ -48,6 +48,7 @@ def best(probe: Probe, source_or_target: str, direction: str) -> Link | None:
         if link.direction == direction
         and source_or_target in (link.source, link.target)
         and link.concurrent == "none"
+        and _plain(link)
         and not link.flags
     ]
     return max(cells, key=lambda link: link.p50_bytes_per_s, default=None)
@@ -62,7 +63,7 @@ def _lead(probe: Probe) -> str:
         clean = [
             link.p50_bytes_per_s
             for link in probe.links
-            if link.direction == direction and not link.flags and link.concurrent == "none"
+            if link.direction == direction and _plain(link) and not link.flags and link.concurrent == "none"
         ]
         if clean:
             rates.append(f"{_WORDS[direction]} up to {show_rate(max(clean))}")
