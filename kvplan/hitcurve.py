@@ -16,18 +16,19 @@ Ints: TypeAlias = NDArray[np.int64]
 _PREFERRED = (10, 12.5, 16, 20, 25, 31.5, 40, 50, 63, 80)  # Renard's R10: ten steps a decade, the same for every log
 _DECADES = 5
 _HANDFUL = (0.003, 0.01, 0.03, 0.1, 0.3)  # of the unique blocks: where policies and what-ifs are measured
+_MOST_ASKED = 16
 _LEAST_CLASS_TOKENS = 64
 
 
 def handful(requests: Requests, asked: Sequence[int]) -> list[int]:
-    """A few capacities of the grid, and those asked for."""
+    """A few capacities of the grid, and those asked for if they are no more than 16, as a plan asks for many."""
     unique = reuse.unique_blocks(requests)
     round_ones = grid(unique, ())
     near = {
         int(round_ones[np.abs(np.log(np.maximum(round_ones, 1)) - np.log(max(share * unique, 1))).argmin()])
         for share in _HANDFUL
     }
-    return sorted({*(one for one in near if one), *asked})
+    return sorted({*(one for one in near if one), *(asked if len(asked) <= _MOST_ASKED else ())})
 
 
 def grid(unique: int, asked: Sequence[int]) -> Ints:

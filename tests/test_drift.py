@@ -35,6 +35,14 @@ def test_a_clock_after_the_system_prompt_is_a_fixed_place() -> None:
     assert "512 tokens" in found[0].fix
 
 
+def test_a_switch_near_the_first_token_loses_everything() -> None:
+    """A mode in the first block that changes every few turns: the whole history before the switch is lost each time."""
+    paths = [[f"mode {turn // 2 % 2} {turn // 4}", *(f"b{i}" for i in range(turn + 2))] for turn in range(8)]
+    found = found_in(log(paths, [5] * 8, 64))
+    assert [(row.kind, row.position_tokens, row.requests) for row in found] == [("fixed place", 0, 3)]
+    assert found[0].lost_tokens == sum(turn + 2 for turn in (2, 4, 6)) * 64
+
+
 def test_rewritten_history_is_a_moving_place() -> None:
     """Every turn drops the reasoning of the turn before, wherever that stood."""
     paths, history = [], [f"s{i}" for i in range(4)]

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reuse import B, logs, lru, make, paths_of, tokens_of
 
-from kvplan import files, reuse, timeline, whatif
+from kvplan import files, report, reuse, timeline, whatif
+from kvplan.comparison import compared
 from kvplan.documents import CurvePoint, Requests, ServiceModel, Workload
 from kvplan.errors import KvplanError, UsageError
 from kvplan.logs import read
@@ -380,9 +381,9 @@ def test_what_ifs_on_the_log_itself_and_two_periods() -> None:
     assert one("a", join_blocks=8).block_tokens == 8
     assert one("a", tier_tokens=(4, 10)).tiers[1].capacity_blocks == 2
     assert one("a", workers=2) == one("a")
-    compared = one("a", "b", compare=True).compared
-    assert compared is not None
-    assert (compared.requests, compared.known_hit_ratio) == (3, 1)
+    periods = one("a", "b", compare=True).compared
+    assert periods is not None
+    assert (periods.requests, periods.known_hit_ratio) == (3, 1)
     with pytest.raises(UsageError, match="two logs, the earlier period first, not 1"):
         one("a", compare=True)
 
@@ -391,3 +392,21 @@ def test_a_log_of_lengths_has_no_curve_and_says_why() -> None:
     lengths = replace(make([[], []], [3, 9]), hashed=False, block_tokens=1)
     with pytest.raises(KvplanError, match="the log: has lengths only, so what it reuses cannot be known"):
         profile(lengths)
+
+
+def test_the_page_shows_every_what_if() -> None:
+    before = profile(make([[0], [0]], [4, 4], times=[0, 1]))
+    paths = [[0, 1], [0, 1], [0, 2], [0, 1, 3]]
+    requests = replace(
+        make(paths, [8, 8, 8, 12], tenants=[0, 1, 0, 1], times=[0, 1, 4000, 9000]),
+        session=np.array([0, 0, 1, 1]),
+        output_tokens=np.array([9, 0, 0, 0]),
+    )
+    after = profile(requests, other_policies=("arc",), replicas=2, tiers=(1, 2))
+    text = report.markdown(report.sections(files.wrap(compared(before, after, None))), "files")[0]
+    for heading in ("Hit rates", "What is shared", "What if", "Against the earlier period"):
+        assert f"## {heading}" in text
+    for title in ("Replacement policies", "Tenants kept apart", "2 servers", "Tiers", "By hour", "Hot set", "Whose"):
+        assert f"*{title}" in text
+    assert "decoded blocks cached too, at most" in text
+    assert "| arc" in text.lower()
