@@ -11,7 +11,8 @@ import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_plan import A, Plan, Policy, planned, tiny_estimate, tiny_gpu, tiny_log, tiny_workload
+from test_plan import Plan, Policy, planned
+from test_plan_oracle import A, tiny_estimate, tiny_gpu, tiny_log, tiny_workload
 
 from kvplan import prices as prices_file
 from kvplan.documents import Prefill, Prices
