@@ -27,6 +27,7 @@ from kvplan.documents import (
     Link,
     Parallel,
     Pinning,
+    Prices,
     Probe,
     Replicas,
     Reserve,
@@ -34,6 +35,7 @@ from kvplan.documents import (
     Workload,
 )
 from kvplan.errors import KvplanError
+from kvplan.files import dump, parse
 from kvplan.planning.choice import Demand, Tier, level, options
 from kvplan.planning.curves import curves_of, scaled, second_use
 from kvplan.planning.economics import Curve, LoadPath
@@ -42,6 +44,16 @@ from kvplan.planning.wear import endurance
 from kvplan.units import GB, TiB
 
 BLOCK = samples.BLOCK_TOKENS
+
+
+def _quick() -> Document[Probe]:
+    """The sample host with a drive that is nearly as quick as its memory."""
+    document = samples.probe()
+    cells = (samples.link("read", 2 * 2**20, 1, 40.0), samples.link("write", 2 * 2**20, 1, 30.0))
+    return replace(document, data=replace(document.data, links=(*document.data.links, *cells)))
+
+
+QUICK = _quick()
 
 
 def codes(plan: Plan) -> list[str]:
@@ -216,9 +228,7 @@ def test_restarts_shrink_the_gain_and_warm_up_is_said() -> None:
 
 
 def test_a_disk_behind_a_host_tier_survives_and_alone_it_does_not() -> None:
-    document = samples.probe()
-    quick = (samples.link("read", 2 * 2**20, 1, 40.0), samples.link("write", 2 * 2**20, 1, 30.0))
-    probe = replace(document, data=replace(document.data, links=(*document.data.links, *quick)))
+    probe = QUICK
     easy = Policy(minimum_disk_life_s=0.0, host_memory_bytes=100 * GiB, minimum_gain_ratio=0.0)
     both = planned(easy, probe=probe)
     assert both.verdict == "host+disk"
@@ -300,10 +310,9 @@ def test_admission_on_second_use_makes_a_drive_last_ten_times_as_long() -> None:
 
 
 def test_write_through_is_refused_under_a_year_and_second_use_is_set_beside_it() -> None:
-    document = samples.probe()
-    quick = (samples.link("read", 2 * 2**20, 1, 40.0), samples.link("write", 2 * 2**20, 1, 30.0))
+    document = QUICK
     small = replace(samples.disk(), rated_endurance_bytes=1_200_000 * GB)
-    data = replace(document.data, links=(*document.data.links, *quick), capacity=(small,))
+    data = replace(document.data, capacity=(small,))
     policy = Policy(forbid_host=True, minimum_gain_ratio=0.0)
     plan = planned(policy, probe=replace(document, data=data))
     assert plan.verdict == "nothing"
@@ -540,6 +549,70 @@ def test_a_prefill_measured_on_other_gpus_than_a_replica_has_is_not_used() -> No
         prefill = replace(samples.prefill(), gpus=gpus)
         plan = planned(probe=replace(document, data=replace(document.data, prefill=(prefill,))))
         assert (plan.prefill.provenance == "measured") is used
+
+
+# -------------------------------------------------------------------------------------------- any policy at all
+
+policies = st.builds(
+    Policy,
+    growth=st.floats(0.2, 4),
+    replicas=st.integers(1, 4),
+    replicas_per_host=st.none() | st.integers(1, 4),
+    routing=st.sampled_from(["affinity", "round-robin"]),
+    share=st.sampled_from(["all", "tenant", "none"]),
+    ttl_s=st.none() | st.floats(1, 2000),
+    restart_every_s=st.none() | st.floats(10, 10_000),
+    expansion=st.floats(1, 8),
+    headroom_ratio=st.floats(0, 0.5),
+    host_memory_bytes=st.none() | st.integers(16, 488).map(lambda n: n * GiB),
+    disk_own_bytes=st.integers(0, 100).map(lambda n: n * GiB),
+    disk_admission=st.sampled_from(["all", "second-use"]),
+    minimum_disk_life_s=st.sampled_from([0.0, 31_536_000.0]),
+    minimum_gain_ratio=st.sampled_from([0.0, 0.02]),
+    forbid_host=st.booleans(),
+    forbid_disk=st.booleans(),
+    price_view=st.sampled_from(["owned", "bought"]),
+    offload=st.sampled_from(["native", "lmcache", "lmcache-server"]),
+    reserves=st.lists(
+        st.builds(Reserve, name=st.sampled_from(sorted(RESERVES)), bytes=st.integers(0, 60).map(lambda n: n * GiB)),
+        max_size=3,
+        unique_by=lambda one: one.name,
+    ).map(tuple),
+)
+PRICES = Prices(
+    date="2026-01-31",
+    source="test",
+    gpu_usd_per_hour=3.0,
+    memory_usd_per_gb=1.0,
+    memory_life_s=1e8,
+    disk_usd_per_gb=0.1,
+    disk_life_s=1e8,
+    disk_writes_per_day=1.0,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(policies)
+def test_no_policy_breaks_the_rules_of_every_plan(policy: Policy) -> None:
+    """Bytes add up within their limits, hits stay under the ceiling, nothing given up is negative."""
+    plan = planned(policy, probe=QUICK, prices=PRICES)
+    gpu, host, disk = plan.budgets.gpu, plan.budgets.host, plan.budgets.disk
+    assert sum(item.bytes for item in gpu.items) == gpu.limit_bytes or not limit_of(plan, "GPU memory").ok
+    for budget in (host, disk):
+        assert budget.bytes <= budget.usable_bytes <= budget.requested_bytes <= (budget.limit_bytes or 0)
+        if budget.requested_bytes:
+            assert sum(item.bytes for item in budget.items) == budget.limit_bytes
+    assert 0 <= gpu.hit_ratio <= host.hit_ratio <= disk.hit_ratio <= samples.workload().data.ceiling_hit_ratio + 1e-9
+    assert disk.requested_bytes <= 0.85 * (samples.disk().free_bytes + policy.disk_own_bytes)
+    used = plan.alternatives[1]
+    assert plan.benefit.gpu_s_per_hour_saved == used.net_s_per_hour >= used.hold_s_per_hour - 1e-9
+    assert plan.verdict == "nothing" or used.feasible
+    for cost in plan.policy_costs:
+        assert 0 <= cost.hit_ratio <= 1
+        assert cost.gpu_s_per_hour >= 0
+    for limit in plan.limits:
+        assert limit.ok or limit.name in ("GPU memory", "GPU time")
+    assert parse(dump(samples.envelope("plan", plan)).encode(), "plan").data.budgets == plan.budgets
 
 
 # ------------------------------------------------------------------------------------------- drives and layers
