@@ -18,8 +18,9 @@ import numpy as np
 from kvplan.documents import Finding, GpuDevice, Host, Link, Pinning
 from kvplan.errors import KvplanError
 from kvplan.probing import cuda, nvml
-from kvplan.probing.cuda import Direction, Gpu, HostArray
+from kvplan.probing.cuda import Gpu, HostArray
 from kvplan.probing.gpu_copies import Copies, Lane, Seen
+from kvplan.probing.mechanisms import WORDS, Direction, Mechanism
 from kvplan.probing.pinning import Arena, pin
 from kvplan.progress import Progress, silent
 from kvplan.units import KiB, MiB, show_bytes, show_rate
@@ -43,11 +44,13 @@ class Cell:
     granule: int
     pinned: bool = True
     duplex: bool = False
+    mechanism: Mechanism = "loop"
 
     @property
     def words(self) -> str:
         """The cell for a person: 'h2d 1.00 MiB beside the opposite direction'."""
         memory = "" if self.pinned else " pageable"
+        memory += "" if self.mechanism == "loop" else f" by {self.mechanism}"
         return f"{self.direction} {show_bytes(self.granule)}{memory}" + (f" beside the {OPPOSITE}" * self.duplex)
 
 
@@ -61,8 +64,11 @@ class GpuResult:
     findings: tuple[Finding, ...]
 
 
-def cells(extra: tuple[int, ...], buffer: int) -> tuple[Cell, ...]:
-    """The sweep over a buffer: page-locked at every size, both directions at once, and pageable at a few sizes."""
+def cells(extra: tuple[int, ...], buffer: int, mechanisms: tuple[Mechanism, ...] = ("loop",)) -> tuple[Cell, ...]:
+    """The sweep over a buffer: page-locked at every size, both directions at once, and pageable at a few sizes.
+
+    Sizes asked for, such as a model's pieces, also go through every other mechanism that the GPU has.
+    """
     asked = {-(-size // 8) * 8 for size in extra}  # whole 8-byte words, in which copies are verified
     sizes = sorted(size for size in {*GRANULES, *asked, buffer} if size <= buffer)
     together = [size for size in sizes if size >= _DUPLEX_FROM or size in asked]
@@ -70,6 +76,13 @@ def cells(extra: tuple[int, ...], buffer: int) -> tuple[Cell, ...]:
     return (
         *(Cell(direction=way, granule=size) for size in reversed(sizes) for way in _BOTH),
         *(Cell(direction=way, granule=size, duplex=True) for size in reversed(together) for way in _BOTH),
+        *(
+            Cell(direction=way, granule=size, mechanism=mechanism)
+            for size in sorted(asked & set(sizes))
+            for mechanism in mechanisms
+            if mechanism != "loop"
+            for way in _BOTH
+        ),
         *(Cell(direction=way, granule=size, pinned=False) for size in reversed(pageable) for way in _BOTH),
     )
 
@@ -192,7 +205,11 @@ class _Run:
     def result(self, granules: tuple[int, ...], seconds: float, progress: Progress) -> GpuResult:
         """Sweep, then say what was seen."""
         until = time.monotonic() + seconds
-        todo = [cell for cell in cells(granules, self.size) if (cell.pinned, cell.direction) in self.lanes]
+        todo = [
+            cell
+            for cell in cells(granules, self.size, self.gpu.mechanisms)
+            if (cell.pinned, cell.direction) in self.lanes
+        ]
         links = []
         for position, cell in enumerate(todo):
             share = position / len(todo)
@@ -210,7 +227,7 @@ class _Run:
     def _cell(self, cell: Cell, seconds: float) -> Seen:
         lane = self.lanes[cell.pinned, cell.direction]
         opposite = self.lanes[cell.pinned, "d2h" if cell.direction == "h2d" else "h2d"] if cell.duplex else None
-        copies = Copies(self.gpu, lane, cell.granule, opposite, self.base, self.random)
+        copies = Copies(self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism)
         seen = copies.measure(seconds)
         if self.device is not None and self.device.pci is not None and self.state == nvml.LinkState():
             copies.load(_LOAD_TRAINS)
@@ -240,7 +257,7 @@ class _Run:
             p95_bytes_per_s=p95,
             p50_latency_s=p50_s,
             p99_latency_s=p99_s,
-            method=f"cudaMemcpyAsync in a loop, one stream, {memory}, CUDA events, data verified",
+            method=f"{WORDS[cell.mechanism]}, one stream, {memory}, CUDA events, data verified",
             concurrent=OPPOSITE if cell.duplex else "none",
             flags=flags,
         )

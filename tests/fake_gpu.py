@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from kvplan.probing.cuda import Direction, HostArray, PinError, base_words, fill_host, wrong_host_words
+from kvplan.probing.mechanisms import Mechanism
 from kvplan.units import GiB
 
 
@@ -31,6 +33,7 @@ class FakeGpu:
     peak_pinned: int = 0
     moved: dict[str, int] = field(default_factory=lambda: {"h2d": 0, "d2h": 0})
     waits: int = 0
+    mechanisms: tuple[Mechanism, ...] = ("loop", "batch", "gather")
 
     def free_bytes(self) -> int:
         return self.memory_bytes
@@ -61,21 +64,35 @@ class FakeGpu:
     def stream(self) -> str:
         return "stream"
 
-    def prepare(self, direction: Direction, host: HostArray, memory: HostArray, granule: int) -> list[Any]:
+    def prepare(
+        self, direction: Direction, host: HostArray, memory: HostArray, granule: int, mechanism: Mechanism = "loop"
+    ) -> list[Any]:
         ends = [(memory[at : at + granule], host[at : at + granule]) for at in range(0, len(host), granule)]
-        return [(direction, *(end if direction == "h2d" else end[::-1])) for end in ends]
+        pieces = [(direction, *(end if direction == "h2d" else end[::-1])) for end in ends]
+        return pieces if mechanism == "loop" else [pieces]
+
+    def decode_load(self, size: int) -> Any:
+        return SimpleNamespace(words="nothing", step_bytes=size, stream="decode")
+
+    def step(self, load: Any) -> None:
+        pass
 
     def submit(self, stream: Any, pieces: Sequence[Any]) -> None:
-        for direction, target, source in pieces:
-            if self.error is not None:
-                raise self.error
-            before = sum(self.moved.values())
-            self.moved[direction] += len(source)
-            after = sum(self.moved.values())
-            if self.lose_after is None or not before <= self.lose_after < after:
-                target[:] = source
-            if self.corrupt_after is not None and before <= self.corrupt_after < after:
-                target[self.corrupt_after - before] ^= 0x10
+        for piece in pieces:
+            for single in piece if isinstance(piece, list) else [piece]:
+                self._move(stream, single)
+
+    def _move(self, stream: Any, piece: Any) -> None:
+        direction, target, source = piece
+        if self.error is not None:
+            raise self.error
+        before = sum(self.moved.values())
+        self.moved[direction] += len(source)
+        after = sum(self.moved.values())
+        if self.lose_after is None or not before <= self.lose_after < after:
+            target[:] = source
+        if self.corrupt_after is not None and before <= self.corrupt_after < after:
+            target[self.corrupt_after - before] ^= 0x10
 
     def mark(self, stream: Any) -> float:
         return time.perf_counter()
@@ -91,3 +108,43 @@ class FakeGpu:
 
     def wrong_words(self, memory: HostArray, key: int, size: int) -> int:
         return wrong_host_words(memory[:size], base_words(size), key)
+
+
+@dataclass
+class TimedGpu(FakeGpu):
+    """A GPU with a clock for each stream: copies and decoding steps take their time, more while the other is at work.
+    `copy_rate` in bytes per second, `step_s` in seconds; `slowed` is by how much each slows down."""
+
+    copy_rate: float = 10e9
+    step_s: float = 1e-3
+    slowed: float = 1.0
+    clocks: dict[str, float] = field(default_factory=dict)
+    streams: int = 0
+    waited: float = 0.0
+    pending: set[str] = field(default_factory=set)
+
+    def stream(self) -> str:
+        self.streams += 1
+        return f"copy {self.streams}"
+
+    def _advance(self, stream: str, seconds: float, others: bool) -> None:
+        now = self.mark(stream)
+        busy = any((name == "decode") == others for name in self.pending)
+        self.pending.add(stream)
+        self.clocks[stream] = now + seconds * (self.slowed if busy else 1.0)
+
+    def _move(self, stream: str, piece: Any) -> None:
+        super()._move(stream, piece)
+        self._advance(stream, len(piece[1]) / self.copy_rate, True)
+
+    def step(self, load: Any) -> None:
+        self._advance(load.stream, self.step_s, False)
+
+    def mark(self, stream: str) -> float:
+        return max(self.clocks.get(stream, 0.0), self.waited)
+
+    def wait(self, stream: str) -> None:
+        """Whoever waits for a stream gives work to the others no earlier than now."""
+        super().wait(stream)
+        self.pending.discard(stream)
+        self.waited = self.mark(stream)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import runpy
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -13,14 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_gpu import FakeGpu
+from fake_gpu import FakeGpu, TimedGpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions
 from kvplan.errors import KvplanError
-from kvplan.probing import cuda, gpu_copies, nvml, pinning
+from kvplan.probing import contention, cuda, gpu_copies, mechanisms, nvml, pinning, pipeline
 from kvplan.units import GiB, KiB, MiB
 
 BUFFER = 4 * MiB
@@ -74,7 +79,11 @@ def test_every_cell_is_there_and_clean(honest: tuple[FakeGpu, probe_gpu.GpuResul
     both = {(way, size, "opposite direction", False) for way in ("h2d", "d2h") for size in (81_920, MiB, 4 * MiB)}
     pageable = {(way, size, "none", True) for way in ("h2d", "d2h") for size in (MiB, 4 * MiB)}
     assert shapes == alone | both | pageable
-    assert len(found.links) == len(shapes)
+    others = [link for link in found.links if "in a loop" not in link.method]
+    assert {(link.direction, link.granule_bytes, link.method.split(",")[0]) for link in others} == {
+        (way, 81_920, mechanisms.WORDS[name]) for way in ("h2d", "d2h") for name in ("batch", "gather")
+    }
+    assert len(found.links) == len(shapes) + len(others)
     assert not [finding for finding in found.findings if finding.severity == "error"]
     for link in found.links:
         assert (link.source, link.target) == (("host", "gpu0") if link.direction == "h2d" else ("gpu0", "host"))
@@ -301,7 +310,7 @@ def test_the_page_of_the_gpu_check(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **{**more, "seconds": 0.0}))
     for gpu, code, verdict in (
         (FakeGpu(pci=card.pci), 0, "every word arrived as it was sent"),
-        (FakeGpu(pci=card.pci, corrupt_after=20 * MiB), 1, "1 of 28 cells held wrong data"),
+        (FakeGpu(pci=card.pci, corrupt_after=20 * MiB), 1, "1 of 40 cells held wrong data"),
     ):
         monkeypatch.setattr(cuda, "devices", lambda gpu=gpu: (gpu,))
         assert check["main"]() == code
@@ -338,13 +347,12 @@ def test_torch_pieces_cover_the_buffer_in_both_directions() -> None:
     torch = pytest.importorskip("torch")
     buffer = torch.arange(100, dtype=torch.uint8)
     memory = torch.zeros(100, dtype=torch.uint8)
-    for target, source in cuda.tensor_pieces("h2d", buffer, memory, 16):
-        target.copy_(source, non_blocking=True)
-    assert torch.equal(memory, buffer)
-    buffer.zero_()
-    for target, source in cuda.tensor_pieces("d2h", buffer, memory, 16):
-        target.copy_(source, non_blocking=True)
-    assert torch.equal(memory, buffer)
+    for pairs in (mechanisms.pairs_of("h2d", buffer, memory, 16), mechanisms.pairs_of("d2h", buffer, memory, 16)):
+        for target, source in mechanisms.shuffled(pairs):
+            mechanisms.Plain(target, source).submit(None)
+        assert torch.equal(memory, buffer)
+        assert memory.any()
+        buffer.zero_()
 
 
 def test_torch_without_cuda_is_one_clear_line() -> None:
@@ -403,7 +411,7 @@ def cpu_as_cuda(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     shim.__dict__.update({name: getattr(torch, name) for name in ("zeros", "uint8", "int64", "arange")})
     shim.__dict__.update(ones=ones, device=lambda *_: torch.device("cpu"), cuda=SimpleNamespace(**fake))
 
-    shim.__dict__.update(from_numpy=torch.from_numpy)
+    shim.__dict__.update(from_numpy=torch.from_numpy, index_select=torch.index_select)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in runtime.registered)
     monkeypatch.setitem(sys.modules, "torch", shim)
     return runtime
@@ -434,11 +442,157 @@ def test_a_cuda_failure_is_one_clear_line(cpu_as_cuda: Runtime) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nFor debugging …")
 
-    piece = (SimpleNamespace(copy_=fails), None)
+    piece = mechanisms.Plain(SimpleNamespace(copy_=fails), None)
     with pytest.raises(
         KvplanError, match=r"^gpu0: could not copy: CUDA error: an illegal memory access was encountered$"
     ):
         gpu.submit(gpu.stream(), [piece])
+
+
+class Library:
+    """The CUDA driver's library, as far as it copies batches; `names` are the functions it has."""
+
+    def __init__(self, *names: str, status: int = 0) -> None:
+        self.calls: list[str] = []
+        for name in names:
+            setattr(self, name, partial(self._copy, name))
+        self.status = status
+
+    def _copy(self, name: str, targets: Any, sources: Any, sizes: Any, count: Any, attributes: Any, *rest: Any) -> int:
+        self.calls.append(name)
+        assert attributes._obj.order == 1
+        assert len(rest) == (3 if name.endswith("_v2") else 4)  # the older signature also tells which copy failed
+        for target, source, size in zip(targets, sources, sizes, strict=True):
+            ctypes.memmove(target, source, size)
+        return self.status
+
+
+@pytest.mark.parametrize("names", [("cuMemcpyBatchAsync",), ("cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2")])
+def test_a_batch_is_one_call_of_the_newest_signature(names: tuple[str, ...]) -> None:
+    torch = pytest.importorskip("torch")
+    library = Library(*names)
+    driver = mechanisms.Driver(library)
+    assert driver.can
+    buffer, memory = torch.arange(200, dtype=torch.uint8), torch.zeros(200, dtype=torch.uint8)
+    pairs = mechanisms.shuffled(mechanisms.pairs_of("h2d", buffer, memory, 16))
+    mechanisms.Batch(driver, pairs).submit(SimpleNamespace(cuda_stream=7))
+    assert torch.equal(memory, buffer)
+    assert library.calls == [names[-1]]
+    with pytest.raises(KvplanError, match="cuMemcpyBatchAsync: CUDA error 1"):
+        mechanisms.Batch(mechanisms.Driver(Library(*names, status=1)), pairs).submit(SimpleNamespace(cuda_stream=7))
+    assert not mechanisms.Driver(Library()).can
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_a_gather_moves_every_row_and_the_rest(
+    direction: cuda.Direction, cpu_as_cuda: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mechanisms, "mapped", lambda torch, host, device: torch.from_numpy(host))
+    gpu = cuda.TorchGpu(0)
+    buffer, memory = np.zeros(1000, dtype=np.uint8), gpu.allocate(1000)
+    (buffer if direction == "h2d" else memory)[:] = 7
+    gpu.submit(gpu.stream(), gpu.prepare(direction, buffer, memory, 48, "gather"))
+    assert (buffer == 7).all()
+    assert bool((memory == 7).all())
+
+
+# ---- copies beside decoding
+
+
+def contended(gpu: TimedGpu, **more: Any) -> Any:
+    load = gpu.decode_load(8 * MiB)
+    fields: dict[str, Any] = {"mechanism": "loop", "seconds": 0.0, "steps": 400}
+    return contention.measure(gpu, 0, copies_of(gpu, "h2d", MiB, 64 * KiB), load, **{**fields, **more})
+
+
+def test_copies_and_decoding_that_share_nothing() -> None:
+    found = contended(TimedGpu(copy_rate=1e9, step_s=1e-3))
+    assert found.step_alone_p50_s == found.step_alone_p99_s == pytest.approx(1e-3)
+    assert found.step_loaded_p99_s == pytest.approx(1e-3)
+    assert found.copy_alone_bytes_per_s == pytest.approx(1e9)
+    assert found.copy_loaded_bytes_per_s == pytest.approx(1e9)
+    assert (found.flags, found.direction, found.granule_bytes) == ((), "h2d", 64 * KiB)
+    assert found.steps >= 200
+    assert found.load.startswith("nothing, 8 GB/s")
+
+
+def test_copies_and_decoding_that_slow_each_other() -> None:
+    found = contended(TimedGpu(copy_rate=1e9, step_s=1e-3, slowed=1.5))
+    assert found.step_alone_p99_s == pytest.approx(1e-3)
+    assert found.step_loaded_p50_s == pytest.approx(1.5e-3)
+    assert found.copy_alone_bytes_per_s == pytest.approx(1e9)
+    assert found.copy_loaded_bytes_per_s == pytest.approx(1e9 / 1.5, rel=0.05)
+
+
+def test_copies_beside_decoding_are_verified_too() -> None:
+    gpu = TimedGpu(copy_rate=1e9, lose_after=10 * MiB)
+    assert contended(gpu).flags == ()  # lost in a train before the last: overwritten by it
+    gpu.lose_after = None
+    gpu._move = lambda stream, piece: gpu._advance(stream, 1e-4, True)  # type: ignore[method-assign]
+    assert "corrupt" in contended(gpu).flags
+
+
+# ---- a pipeline over a real file
+
+
+class SlowGpu(FakeGpu):
+    """Copies take this long each, in real time, without the interpreter's lock."""
+
+    copy_s = 4e-3
+
+    def _move(self, stream: Any, piece: Any) -> None:
+        super()._move(stream, piece)
+        time.sleep(self.copy_s)
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[pipeline.Ends]:
+    gpu, blocks, size = SlowGpu(), 16, 64 * KiB
+    area = np.frombuffer(mmap.mmap(-1, 4 * size), dtype=np.uint8)
+    descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
+    yield pipeline.Ends(
+        gpu=gpu,
+        index=0,
+        memory=gpu.allocate(blocks * size),
+        stream="stream",
+        slots=tuple(area[at : at + size] for at in range(0, 4 * size, size)),
+        descriptor=descriptor,
+        disk="disk",
+        blocks=blocks,
+    )
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("way", ["load", "store"])
+def test_a_pipeline_moves_every_block(ends: pipeline.Ends, way: pipeline.Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pipeline._disk_call
+
+    def slow(of: pipeline.Ends, to: pipeline.Way) -> Any:
+        call = real(of, to)
+        return lambda block, slot: (call(block, slot), time.sleep(4e-3))
+
+    monkeypatch.setattr(pipeline, "_disk_call", slow)
+    pipeline.fill_file(ends)
+    found = pipeline.measure(ends, way, 4)
+    assert (found.flags, found.blocks, found.block_bytes, found.slots) == ((), 16, 64 * KiB, 4)
+    assert found.overlapped_bytes_per_s > found.serial_bytes_per_s
+    size = 16 * 64 * KiB
+    slower = min(found.copy_bytes_per_s, found.disk_bytes_per_s)
+    assert found.overlap_ratio == pytest.approx(found.overlapped_bytes_per_s / slower)
+    assert size / found.serial_bytes_per_s >= 16 * 8e-3
+
+
+@pytest.mark.parametrize("way", ["load", "store"])
+def test_a_pipeline_that_loses_a_block_is_flagged(ends: pipeline.Ends, way: pipeline.Way) -> None:
+    pipeline.fill_file(ends)
+    ends.gpu.lose_after = 16 * 64 * KiB * 2 + 70_000  # type: ignore[attr-defined]
+    assert pipeline.measure(ends, way, 2).flags == ("corrupt",)
+
+
+def test_a_drive_that_fails_ends_the_pipeline(ends: pipeline.Ends) -> None:
+    with pytest.raises(OSError, match="only 0 of 65536 bytes moved"):
+        pipeline._run(ends, "load", 2)  # the file is empty
+    assert threading.active_count() == 1
 
 
 @pytest.mark.gpu

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import KvplanError
+from kvplan.probing import load, mechanisms
+from kvplan.probing.mechanisms import Direction, Mechanism
 from kvplan.units import MiB
 
-Direction = Literal["h2d", "d2h"]
 HostArray = NDArray[np.uint8]
 
 # Word i of a pattern is (i * _FACTOR) xor key, modulo 2^64: cheap on both sides, different in every word for every key.
@@ -29,6 +30,14 @@ class PinError(Exception):
     """Host memory could not be page-locked: the text says why."""
 
 
+class DecodeLoad(Protocol):
+    """Work like decoding: what it is in words, the bytes that a step reads, and the stream it runs on."""
+
+    words: str
+    step_bytes: int
+    stream: Any
+
+
 class Gpu(Protocol):
     """What the probe needs of one GPU. Streams, marks, memory and pieces are the implementation's own objects.
 
@@ -37,6 +46,7 @@ class Gpu(Protocol):
 
     index: int
     pci: str | None
+    mechanisms: tuple[Mechanism, ...]
 
     def free_bytes(self) -> int:
         """Device memory that can be allocated now."""
@@ -56,8 +66,16 @@ class Gpu(Protocol):
     def stream(self) -> Any:
         """A new stream."""
 
-    def prepare(self, direction: Direction, host: HostArray, memory: Any, granule: int) -> Sequence[Any]:
+    def prepare(
+        self, direction: Direction, host: HostArray, memory: Any, granule: int, mechanism: Mechanism = "loop"
+    ) -> Sequence[Any]:
         """The copies that move all of `host` from or to `memory`, `granule` bytes each, ready to submit."""
+
+    def decode_load(self, size: int) -> DecodeLoad:
+        """Work like a step of decoding: reads `size` bytes of device memory, on a stream of its own."""
+
+    def step(self, load: Any) -> None:
+        """Queue one step of such work on its stream."""
 
     def submit(self, stream: Any, pieces: Sequence[Any]) -> None:
         """Queue copies on a stream; returns before they are done where the host memory is page-locked."""
@@ -141,6 +159,8 @@ class TorchGpu:
         self._runtime = torch.cuda.cudart()
         facts = torch.cuda.get_device_properties(ordinal)
         self.index = ordinal
+        self._driver = mechanisms.driver()
+        self.mechanisms: tuple[Mechanism, ...] = ("loop", "batch", "gather") if self._driver else ("loop", "gather")
         self.pci = _pci(facts)
 
     def free_bytes(self) -> int:
@@ -179,13 +199,40 @@ class TorchGpu:
     def stream(self) -> Any:
         return self._torch.cuda.Stream(self._device)
 
-    def prepare(self, direction: Direction, host: HostArray, memory: Any, granule: int) -> Sequence[Any]:
-        return tensor_pieces(direction, self._torch.from_numpy(host), memory, granule)
+    def prepare(
+        self, direction: Direction, host: HostArray, memory: Any, granule: int, mechanism: Mechanism = "loop"
+    ) -> Sequence[Any]:
+        if mechanism == "gather":
+            return self._gathered(direction, host, memory, granule)
+        pairs = mechanisms.pairs_of(direction, self._torch.from_numpy(host), memory, granule)
+        if mechanism == "batch":
+            assert self._driver is not None  # else it is not among the mechanisms
+            return (mechanisms.Batch(self._driver, mechanisms.shuffled(pairs)),)
+        return [mechanisms.Plain(target, source) for target, source in pairs]
+
+    def _gathered(self, direction: Direction, host: HostArray, memory: Any, granule: int) -> Sequence[Any]:
+        with self._failing("map host memory"):
+            there = mechanisms.mapped(self._torch, host, self._device)
+        target, source = (memory, there) if direction == "h2d" else (there, memory)
+        rest = len(host) // granule * granule
+        tail = mechanisms.pairs_of(direction, self._torch.from_numpy(host[rest:]), memory[rest:], granule)
+        return [
+            mechanisms.Gather(self._torch, target, source, granule),
+            *(mechanisms.Plain(target, source) for target, source in tail),
+        ]
 
     def submit(self, stream: Any, pieces: Sequence[Any]) -> None:
         with self._failing("copy"), self._torch.cuda.stream(stream):
-            for target, source in pieces:
-                target.copy_(source, non_blocking=True)
+            for piece in pieces:
+                piece.submit(stream)
+
+    def decode_load(self, size: int) -> DecodeLoad:
+        with self._failing("prepare a decoding load"):
+            return load.GraphLoad(self._torch, self._device, size)
+
+    def step(self, load: Any) -> None:
+        with self._failing("decode"):
+            load.step()
 
     def mark(self, stream: Any) -> Any:
         event = self._torch.cuda.Event(enable_timing=True)
@@ -219,12 +266,6 @@ class TorchGpu:
         except RuntimeError as error:
             first = str(error).splitlines()[0]
             raise KvplanError(f"gpu{self.index}: could not {what}: {first}") from None
-
-
-def tensor_pieces(direction: Direction, host: Any, memory: Any, granule: int) -> list[tuple[Any, Any]]:
-    """(target, source) slices of two byte tensors that together move all of `host`."""
-    ends = [(memory[at : at + granule], host[at : at + granule]) for at in range(0, len(host), granule)]
-    return ends if direction == "h2d" else [(target, source) for source, target in ends]
 
 
 def _pci(facts: Any) -> str | None:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.probing.cuda import Direction, Gpu, HostArray, fill_host, wrong_host_words
+from kvplan.probing.cuda import Gpu, HostArray, fill_host, wrong_host_words
+from kvplan.probing.mechanisms import Direction, Mechanism
 
 _BATCH = 8  # copies queued on one stream before the other gets its turn
 _AGREE, _AGREEING, _UNSETTLED = 0.02, 3, 0.1
@@ -58,11 +59,19 @@ class Copies:
         opposite: Lane | None,
         base: NDArray[np.uint64],
         random: np.random.Generator,
+        mechanism: Mechanism = "loop",
     ) -> None:
         self.gpu, self.lane, self.opposite = gpu, lane, opposite
         self.granule = granule
         self.base, self.random = base, random
-        self.pieces = gpu.prepare(lane.direction, lane.host, lane.memory, granule)
+        self.pieces = gpu.prepare(lane.direction, lane.host, lane.memory, granule, mechanism)
+        self.count = -(-len(lane.host) // granule)
+        # Single copies: those that lie in order, or where one call moves all of them, a call for the first alone.
+        self.singles = (
+            self.pieces[: len(lane.host) // granule]
+            if mechanism == "loop"
+            else gpu.prepare(lane.direction, lane.host[:granule], lane.memory[:granule], granule, mechanism)
+        )
         self.beside = (
             gpu.prepare(opposite.direction, opposite.host, opposite.memory, granule) if opposite is not None else ()
         )
@@ -119,19 +128,18 @@ class Copies:
         until = time.monotonic() + seconds
         size = len(self.lane.host)
         while len(seen.rates) < _FEWEST_TRAINS or (len(seen.rates) < _MOST_TRAINS and time.monotonic() < until):
-            key = self._refresh()
+            key = self.refresh()
             seen.rates.append(size / self._train(seen))
-            seen.wrong_words += self._wrong_words(key, size)
-            seen.copies += len(self.pieces)
+            seen.wrong_words += self.wrong_words(key, size)
+            seen.copies += self.count
 
     def _singles(self, seconds: float, seen: Seen) -> None:
         """One copy at a time, from submitting it to knowing that it is done: what a lone block load waits for."""
         until = time.monotonic() + seconds
-        whole = self.pieces[: len(self.lane.host) // self.granule]
         while len(seen.latencies) < _FEWEST_SINGLES or time.monotonic() < until:
-            key = self._refresh()
+            key = self.refresh()
             count = 0
-            for piece in whole[: _MOST_SINGLES - len(seen.latencies)]:
+            for piece in self.singles[: _MOST_SINGLES - len(seen.latencies)]:
                 began = time.perf_counter()
                 self.gpu.submit(self.lane.stream, (piece,))
                 self.gpu.wait(self.lane.stream)
@@ -139,12 +147,12 @@ class Copies:
                 count += 1
                 if len(seen.latencies) >= _FEWEST_SINGLES and time.monotonic() >= until:
                     break
-            seen.wrong_words += self._wrong_words(key, count * self.granule)
+            seen.wrong_words += self.wrong_words(key, count * self.granule)
             seen.copies += count
             if len(seen.latencies) >= _MOST_SINGLES:
                 return
 
-    def _refresh(self) -> int:
+    def refresh(self) -> int:
         """Give the source a pattern that was never there before, so that what the target still holds is wrong."""
         key = int(self.random.integers(1, 1 << 64, dtype=np.uint64))
         if self.lane.direction == "h2d":
@@ -153,8 +161,9 @@ class Copies:
             self.gpu.fill(self.lane.memory, key)
         return key
 
-    def _wrong_words(self, key: int, size: int) -> int:
+    def wrong_words(self, key: int, size: int | None = None) -> int:
         """Words of the target that differ from the source's pattern, compared on the target's own side."""
+        size = len(self.lane.host) if size is None else size
         if self.lane.direction == "h2d":
             return self.gpu.wrong_words(self.lane.memory, key, size)
         return wrong_host_words(self.lane.host[:size], self.base, key)
