@@ -22,7 +22,7 @@ from transformers.models.auto import modeling_auto as auto
 VOCABULARY = 320
 ENCODER_TOKENS = 12
 LAYERS, MOST_LAYERS = 4, 12
-MOST_PARAMETERS = 150_000_000
+MOST_PARAMETERS = 300_000_000
 
 # Sizes by key, wherever a key stands; a key that a config lacks is not added.
 COUNTS = (
@@ -46,9 +46,10 @@ GROUPS: tuple[tuple[Any, str], ...] = (
     (
         8,
         "num_attention_heads n_head n_heads num_heads decoder_attention_heads encoder_attention_heads attention_heads "
-        "swa_num_attention_heads speech_encoder_attention_heads t2u_encoder_attention_heads num_encoder_attention_heads "
-        "t2u_decoder_attention_heads num_decoder_attention_heads num_query_groups num_sliding_attention_heads "
-        "encoder_num_attention_heads decoder_num_attention_heads mamba_n_heads mamba_num_heads mamba_dt_rank "
+        "swa_num_attention_heads speech_encoder_attention_heads t2u_encoder_attention_heads "
+        "num_encoder_attention_heads t2u_decoder_attention_heads num_decoder_attention_heads num_query_groups "
+        "num_sliding_attention_heads encoder_num_attention_heads decoder_num_attention_heads mamba_n_heads "
+        "mamba_num_heads mamba_dt_rank "
         "time_step_rank laurel_rank hc_lowrank loop_gate_rank qk_rope_head_dim",
     ),
     (32, "head_dim attention_head_dim swa_head_dim kv_channels indexer_head_dim kv_lora_rank rel_extent"),
@@ -67,7 +68,9 @@ GROUPS: tuple[tuple[Any, str], ...] = (
     (2, "num_experts_per_tok num_experts_per_token experts_per_token top_k_experts moe_k moe_topk moe_top_k depth"),
     (2, "o_groups index_topk_blocks n_groups mamba_n_groups mamba_ngroups linear_num_key_heads n_mamba_heads"),
     (2, "n_layers_per_attn_res_block loop_layer_index_start"),
-    (1, "n_group topk_group num_expert_group first_k_dense_replace num_dense_layers indexer_kv_heads"),
+    (4, "loop_layer_index_end"),
+    ([3], "cross_attention_layers"),
+    (1, "n_shared_experts n_group topk_group num_expert_group first_k_dense_replace num_dense_layers indexer_kv_heads"),
     (0, "num_nextn_predict_layers mtp_num_hidden_layers"),
     (256, "mamba_d_ssm d_inner attention_hidden_size"),
     (VOCABULARY, "vocab_size vocab_size_per_layer_input"),
@@ -82,21 +85,90 @@ GROUPS: tuple[tuple[Any, str], ...] = (
 SIZES: Mapping[str, Any] = {key: value for value, keys in GROUPS for key in keys.split()}
 KV_HEADS = frozenset(["num_key_value_heads", "num_kv_heads", "kv_n_heads", "swa_num_key_value_heads"])
 # What a class derives from the sizes above, where it is left out.
-DERIVED = frozenset(
-    ["layer_types", "mlp_layer_types", "indexer_types", "no_rope_layers", "layers_block_type", "per_layer_config", "kv_source_layers", "num_attention_heads_per_layer", "attention_layers", "compress_ratios", "rope_parameters", "rope_scaling", "qk_head_dim", "num_layers_per_stack", "moe_layers", "layer_rope_theta", "activation_sparsity_pattern", "kv_sharing_modes", "dtype"]
+DERIVED_KEYS = (
+    "layer_types mlp_layer_types indexer_types no_rope_layers layers_block_type per_layer_config kv_source_layers "
+    "num_attention_heads_per_layer attention_layers compress_ratios rope_parameters rope_scaling qk_head_dim "
+    "num_layers_per_stack moe_layers layer_rope_theta activation_sparsity_pattern kv_sharing_modes dtype "
+    "n_recurrent_layers"
 )
+DERIVED = frozenset(DERIVED_KEYS.split())
+# What a file must say, or a class's default leaves open: filled in where it is null.
+FILLED_KEYS = (
+    "head_dim num_experts_per_tok n_shared_experts n_routed_experts attention_hidden_size num_key_value_heads "
+    "indexer_n_heads indexer_kv_heads indexer_head_dim indexer_budget indexer_compress_ratio moe_intermediate_size "
+    "num_experts top_k_experts"
+)
+FILLED = frozenset(FILLED_KEYS.split())
+# What only one type needs.
+_THETA = {"rope_type": "default", "rope_theta": 10000.0}
+_BY_TYPE = {"rope_parameters": {"sliding_attention": _THETA, "full_attention": _THETA}}
+_MIXED = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+_SMALL_CODEC = {"depths": [1] * 7, "num_filters": 4}
+OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "bamba": {"attn_layer_indices": [2]},
+    "blip-2": {"image_token_index": 300},
+    "chameleon": {"vocabulary_map": {"<image>": 300}},
+    "cohere_compass": {"text_config": _BY_TYPE},
+    "cohere_compass_text": _BY_TYPE,
+    "dbrx": {"attn_config": {"rope_theta": 10000.0, "clip_qkv": 8}},
+    "deepseek_v4": {"head_dim": 32, "qk_rope_head_dim": 4},
+    "dia": {"decoder_config": {"num_key_value_heads": 4, "cross_num_key_value_heads": 8}},
+    "dory": {"num_hidden_layers": 12, "n_input_layers": 4, "n_output_layers": 4},
+    "emu3": {"vocabulary_map": {"<image>": 300, "<|extra_200|>": 301}},
+    "gemma3n_text": {"num_hidden_layers": 10, "num_kv_shared_layers": 4},
+    "glm5_next": {"text_config": {"qk_rope_head_dim": 0, "head_dim": 0, "num_key_value_heads": 8}},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
+    "granite4_vision": {"deepstack_layer_map": [[0, 0]], "downsample_rate": "1/2"},
+    "granitemoehybrid": {"layer_types": _MIXED},
+    "helium": {"head_dim": 16},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
+    "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
+    "moonshine_streaming": {"num_key_value_heads": 8},
+    "reformer": {"attn_layers": ["local", "local"]},
+    "rwkv": {"attention_hidden_size": 128},
+    "vibevoice_asr": {
+        "acoustic_tokenizer_encoder_config": _SMALL_CODEC,
+        "semantic_tokenizer_encoder_config": _SMALL_CODEC,
+    },
+    "xlstm": {"embedding_dim": 128, "num_heads": 4},
+    "xmod": {"default_language": "en_XX"},
+    "zamba": {"num_hidden_layers": 8},
+    "zamba2": {
+        "num_hidden_layers": 6,
+        "layers_block_type": ["linear_attention", "linear_attention", "hybrid"] * 2,
+        "hybrid_layer_ids": [2, 5],
+        "num_mem_blocks": 1,
+        "n_mamba_heads": 8,
+    },
+    "zaya": {"num_experts_per_tok": 1},
+}
+# Nested configs of the model that generates or of its text encoder; others are towers of images and sound.
+TEXT_KEYS = "text_config decoder decoder_config encoder text_encoder thinker_config attn_config ffn_config"
+TEXT = frozenset(TEXT_KEYS.split())
 SPECIAL = re.compile(r"_token_(id|index)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One way to shrink: KV heads where the config has a key for them, all sizes or only the number of layers."""
+    """One way to shrink.
+
+    `kv_heads` where the config has a key for them; `fill` nulls that must be set; `towers` keep their widths and lose
+    only layers; `sections` of a rotary embedding for images; or the number of layers alone, not the `sizes`.
+    """
 
     kv_heads: int
+    fill: bool = False
+    towers: bool = False
+    sections: tuple[int, ...] = ()
     sizes: bool = True
 
 
-RECIPES = (Recipe(2), Recipe(8), Recipe(8, sizes=False))
+SECTIONS = ((4, 2, 2), (2, 1, 1), (6, 5, 5), (4, 4, 4, 4))
+RECIPES = (
+    *[Recipe(heads, fill, towers) for towers in (False, True) for heads in (2, 8) for fill in (False, True)],
+    *[Recipe(heads, True, True, sections) for sections in SECTIONS for heads in (2, 8)],
+    Recipe(8, sizes=False),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,18 +185,20 @@ class Built:
         return whole
 
 
-def model_types() -> dict[str, str]:
-    """Every model type that generates, with the class to build: causal, then sequence to sequence, then images."""
-    found: dict[str, str] = {}
-    for names in (
+def model_types() -> dict[str, tuple[str, ...]]:
+    """Every model type that generates, with the classes that may run it: causal, sequence to sequence, images."""
+    found: dict[str, dict[str, None]] = {}
+    for mapping in (
         auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
         auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
         auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        auto.MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
     ):
-        for kind, name in names.items():
-            found.setdefault(kind, name if isinstance(name, str) else name[0])
-    return found
+        for kind, names in mapping.items():
+            for name in [names] if isinstance(names, str) else names:
+                found.setdefault(kind, {})[name] = None
+    return {kind: tuple(names) for kind, names in found.items()}
 
 
 def shrink(config: Mapping[str, Any], recipe: Recipe, layers: int) -> dict[str, Any]:
@@ -132,37 +206,78 @@ def shrink(config: Mapping[str, Any], recipe: Recipe, layers: int) -> dict[str, 
     small: dict[str, Any] = {}
     special = VOCABULARY
     for key, value in config.items():
-        if isinstance(value, Mapping) and key not in DERIVED and "model_type" in value:
-            small[key] = shrink(value, recipe, layers)
-        elif key in DERIVED:
-            continue
-        elif key in COUNTS.split() and isinstance(value, int):
-            small[key] = layers
+        if isinstance(value, Mapping) and "model_type" in value:
+            tower = recipe.towers and key not in TEXT
+            small[key] = lowered(value) if tower else shrink(value, recipe, layers)
         elif SPECIAL.search(key) and isinstance(value, int) and value >= VOCABULARY:
             special -= 1
             small[key] = special
-        elif key == "head_dim" and "qk_rope_head_dim" in config:
-            continue  # latent attention: the class derives it
-        elif key == "vocab_size" or (recipe.sizes and key in SIZES and value is not None):
-            small[key] = SIZES[key] if not isinstance(value, list) or isinstance(SIZES[key], list) else value
-        elif recipe.sizes and key in KV_HEADS:
-            small[key] = recipe.kv_heads
-        else:
-            small[key] = value
+        elif key not in DERIVED:
+            small[key] = _small(key, value, recipe, layers, latent="qk_rope_head_dim" in config)
+    if recipe.sections and "vocab_size" in config and "num_hidden_layers" in config:
+        small["rope_parameters"] = {**_THETA, "mrope_section": list(recipe.sections)}
     return small
 
 
-def tiny_config(kind: str, recipe: Recipe, **overrides: Any) -> Any:
+def lowered(tower: Mapping[str, Any]) -> dict[str, Any]:
+    """A tower of images or sound with fewer layers, as wide as it was."""
+    few = {key: 2 for key in (*COUNTS.split(), "depth") if isinstance(tower.get(key), int)}
+    narrow = {"intermediate_size": 128} if isinstance(tower.get("intermediate_size"), int) else {}
+    parts = {
+        key: lowered(value) for key, value in tower.items() if isinstance(value, Mapping) and "model_type" in value
+    }
+    kept = {key: value for key, value in tower.items() if key not in ("layer_types", "dtype")}
+    return {**kept, **few, **narrow, **parts}
+
+
+def _small(key: str, value: Any, recipe: Recipe, layers: int, *, latent: bool) -> Any:
+    if key in COUNTS.split() and isinstance(value, int):
+        return layers
+    if key == "vocab_size":
+        return VOCABULARY
+    if not recipe.sizes or (value is None and not (recipe.fill and key in FILLED)):
+        return value
+    if latent and key == "head_dim":
+        return SIZES["qk_rope_head_dim"]
+    if key in KV_HEADS:
+        return recipe.kv_heads
+    size = SIZES.get(key, value)
+    pair = isinstance(value, list) and len(value) == 2 and isinstance(size, int)
+    return [size, size] if pair else size
+
+
+def tiny_config(kind: str, recipe: Recipe) -> Any:
     """The smallest config of a type that has every kind of layer of the class's own default."""
     cls = CONFIG_MAPPING[kind]
     default = cls()
     wanted = layer_kinds(default)
     for layers in range(LAYERS, MOST_LAYERS + 1):
         small = shrink(default.to_dict(), recipe, layers)
-        config = cls.from_dict({**small, **overrides})
+        for key, value in OVERRIDES.get(kind, {}).items():
+            small[key] = {**small[key], **value} if isinstance(small.get(key), dict) else value
+        config = cls.from_dict(small)
         if layer_kinds(config) >= wanted:
             break
     return config
+
+
+def any_build(kind: str) -> tuple[Built, list[str]]:
+    """The first way to build a type whose forward returns a cache, and why those before it did not.
+
+    Raises ValueError with all the reasons where none does.
+    """
+    reasons: list[str] = []
+    names = model_types()[kind]
+    for name in sorted(names, key=lambda name: getattr(transformers, name).config_class is not CONFIG_MAPPING[kind]):
+        for recipe in RECIPES:
+            try:
+                built = build(kind, name, tiny_config(kind, recipe))
+                forward(built, 8)
+            except Exception as error:  # a foreign class may refuse in any way: its words are the reason
+                reasons.append(" ".join(f"{type(error).__name__}: {error}".split())[:200])
+                continue
+            return built, reasons
+    raise ValueError("; ".join(dict.fromkeys(reasons)))
 
 
 def layer_kinds(config: Any) -> set[str]:
@@ -176,9 +291,12 @@ def layer_kinds(config: Any) -> set[str]:
 
 
 def build(kind: str, name: str, config: Any) -> Built:
-    """A model of a class with random weights, in evaluation."""
+    """A model of a class with random weights, in evaluation; a text class takes the text part of a config."""
     torch.manual_seed(0)
     cls = getattr(transformers, name)
+    text = config.get_text_config(decoder=True)
+    if type(text) is not type(config) and isinstance(text, cls.config_class or ()):
+        config = text
     with warnings.catch_warnings(action="ignore"):
         with torch.device("meta"):
             size = sum(parameter.numel() for parameter in cls(copy.deepcopy(config)).parameters())
@@ -189,38 +307,66 @@ def build(kind: str, name: str, config: Any) -> Built:
 
 
 def inputs(built: Built, tokens: int) -> Iterator[dict[str, Any]]:
-    """What a forward over `tokens` tokens may want, the likely first."""
+    """What a forward over `tokens` tokens may want beside them, the likely first."""
     dtype = next(built.model.parameters()).dtype
     ids = torch.arange(tokens).remainder(200).add(20).unsqueeze(0)
-    given = torch.arange(ENCODER_TOKENS).add(20).unsqueeze(0)
-    if not built.model.config.is_encoder_decoder:
-        yield {"input_ids": ids}
+    if built.model.config.is_encoder_decoder:
+        for given in _encoded(dtype):
+            yield {**given, "decoder_input_ids": ids}
+            yield {**given, "decoder_input_ids": ids.expand(4, -1)}
+            yield {**given, "decoder_input_ids": ids.unsqueeze(-1).expand(-1, -1, 9)}
         return
-    yield {"input_ids": given, "decoder_input_ids": ids}
-    yield {"input_ids": given, "decoder_input_ids": ids, "bbox": torch.zeros(1, ENCODER_TOKENS, 4, dtype=torch.long)}
+    yield {"input_ids": ids}
+    yield {"input_ids": ids.expand(4, -1)}
+    yield {"input_ids": ids.unsqueeze(-1).expand(-1, -1, 33)}
+    yield {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "pixel_values": torch.randn(1, 1, 3, 224, 224, dtype=dtype),
+        "image_attention_mask": torch.ones(1, tokens, 1, dtype=torch.long),
+    }
+    image = getattr(built.model.config, "image_token_index", None) or getattr(
+        built.model.config, "image_token_id", None
+    )
+    queries = getattr(built.model.config, "num_query_tokens", None)
+    if image and queries:
+        whole = {
+            "input_ids": torch.cat([torch.full((1, queries), image), ids], dim=1),
+            "pixel_values": torch.randn(1, 3, 224, 224, dtype=dtype),
+        }
+        yield whole
+        yield {**whole, "qformer_input_ids": ids[:, :4], "qformer_attention_mask": torch.ones_like(ids[:, :4])}
+
+
+def _encoded(dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """What an encoder may want: text, text with places, sound, an image."""
+    text = torch.arange(ENCODER_TOKENS).add(20).unsqueeze(0)
+    yield {"input_ids": text}
+    yield {"input_ids": text, "bbox": torch.zeros(1, ENCODER_TOKENS, 4, dtype=torch.long)}
     for mel, frames in ((80, 3000), (128, 3000), (80, 200), (128, 400)):
-        yield {"input_features": torch.randn(1, mel, frames, dtype=dtype), "decoder_input_ids": ids}
-        yield {"input_features": torch.randn(1, frames, mel, dtype=dtype), "decoder_input_ids": ids}
+        yield {"input_features": torch.randn(1, mel, frames, dtype=dtype)}
+        yield {"input_features": torch.randn(1, frames, mel, dtype=dtype)}
     for samples in (8000, 16000):
-        yield {"input_values": torch.randn(1, samples, dtype=dtype), "decoder_input_ids": ids}
+        yield {"input_values": torch.randn(1, samples, dtype=dtype)}
     for side in (224, 512):
-        yield {"pixel_values": torch.randn(1, 3, side, side, dtype=dtype), "decoder_input_ids": ids}
-    yield {"flattened_patches": torch.randn(1, ENCODER_TOKENS, 770, dtype=dtype), "decoder_input_ids": ids}
-    yield {"input_ids": given, "decoder_input_ids": ids.unsqueeze(-1).expand(-1, -1, 9)}
-    yield {"input_ids": given, "decoder_input_ids": ids.expand(4, -1)}
+        yield {"pixel_values": torch.randn(1, 3, side, side, dtype=dtype)}
+    yield {"flattened_patches": torch.randn(1, ENCODER_TOKENS, 770, dtype=dtype)}
 
 
 # ------------------------------------------------------------------------------- what comes back
 
 RETURNED = ("cache", "past_key_values", "cache_params", "state", "mems", "past_buckets_states")
-BOOKKEEPING = re.compile(r"cumulative_length|_sliding_window_tensor|entry_count|seqlen_offset|has_previous")
+BOOKKEEPING = re.compile(
+    r"cumulative_length|_sliding_window_tensor|entry_count|seqlen_offset|has_previous|position_ids"
+)
 IN_MODULES = re.compile(r"(conv1d_state|recurrent_states)$")
 
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Bytes of the tensors of one returned cache, of the storages behind them, and the encoder's length if any."""
+    """One cache: the tokens given, bytes of its tensors and of the storages behind them, the encoder's length."""
 
+    tokens: int
     bytes: int
     storage_bytes: int
     encoder_tokens: int | None
@@ -236,13 +382,13 @@ def forward(built: Built, tokens: int) -> Returned:
             try:
                 with torch.no_grad(), warnings.catch_warnings(action="ignore"):
                     out = built.model(**given, **more)
-                return measure(built, out, more.get("cache"))
+                return measure(built, given, out, more.get("cache"))
             except Exception as error:  # a foreign forward may raise anything: the next way of asking may fit
                 reasons.append(error)
     raise reasons[0]
 
 
-def measure(built: Built, out: Any, given: Any = None) -> Returned:
+def measure(built: Built, inputs: Mapping[str, Any], out: Any, given: Any) -> Returned:
     """Every tensor reachable from the cache, returned or given, an alias counted once. Raises ValueError for none."""
     held: dict[tuple[int, int, tuple[int, ...]], torch.Tensor] = {}
     for tensor in _kept(built, out, given):
@@ -251,12 +397,20 @@ def measure(built: Built, out: Any, given: Any = None) -> Returned:
     if not held:
         raise ValueError("returns no cache")
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held.values()}
-    hidden = getattr(out, "encoder_last_hidden_state", None)
     return Returned(
+        inputs.get("decoder_input_ids", inputs.get("input_ids")).shape[1],
         sum(tensor.numel() * tensor.element_size() for tensor in held.values()),
         sum(storages.values()),
-        None if hidden is None else hidden.shape[1],
+        _encoder_tokens(inputs, out),
     )
+
+
+def _encoder_tokens(inputs: Mapping[str, Any], out: Any) -> int | None:
+    """Positions of the encoder's output, be it a sequence or a map of (channels, height, width)."""
+    hidden = getattr(out, "encoder_last_hidden_state", None)
+    if hidden is not None:
+        return int(hidden[0].numel() // hidden.shape[1 if hidden.dim() > 3 else 2])
+    return int(inputs["input_ids"].shape[1]) if {"input_ids", "decoder_input_ids"} <= set(inputs) else None
 
 
 def _kept(built: Built, out: Any, given: Any) -> Iterator[torch.Tensor]:
