@@ -88,7 +88,8 @@ def test_objects_are_read_like_files(store: Any, name: str) -> None:
     store.pipe(f"/logs/{name}.gz", gzip.compress(data))
     expected = read([LOGS / name])
     for url in (f"memory://logs/{name}", f"memory://logs/{name}.gz"):
-        requests = read([url])
+        requests = read([Path(url)])  # which makes one slash of two
+        assert requests.offsets.tolist() == read([url]).offsets.tolist()
         assert requests.blocks.tolist() == expected.blocks.tolist()
         assert requests.input_tokens.tolist() == expected.input_tokens.tolist()
         assert requests.sources[0].name == url.rsplit("/", 1)[1]

@@ -56,9 +56,10 @@ def read(lines: Lines, options: Options) -> Rows:
     for _ in decoded(lines, entry):
         pass
     local = header.get("hash_id_scope") == "local"
-    entries = _timed(lines, requests)
+    timed = _timed(lines, requests)
+    entries = [replace(requests[name].entry, time_s=time_s) for name, time_s in timed.items()]
     if local:
-        _keep_apart([request.play for request in requests.values()], [request.entry for request in requests.values()])
+        entries = _kept_apart([requests[name].play for name in timed], entries)
     waited = sum(bool(request.waits) for request in requests.values())
     return hashed.rows(lines, options, collected(entries, local=local), _findings(waited, local), "its header")
 
@@ -98,8 +99,8 @@ def _waits(row: dict[str, Any]) -> list[tuple[str, float]]:
     return waits
 
 
-def _timed(lines: Lines, requests: dict[str, _Request]) -> list[Entry]:
-    """Requests in the order of the file, each no earlier than those it waits for, and its delay after them."""
+def _timed(lines: Lines, requests: dict[str, _Request]) -> dict[str, float]:
+    """When each request comes, in the order of the file: no earlier than its delay after those it waits for."""
     time_s: dict[str, float] = {}
     after: dict[str, list[str]] = defaultdict(list)
     open_waits = {}
@@ -124,19 +125,19 @@ def _timed(lines: Lines, requests: dict[str, _Request]) -> list[Entry]:
     for name, count in open_waits.items():
         if count:
             lines.bad(requests[name].entry.line, "waits for a request that is left out or waits for it in turn")
-    return [replace(request.entry, time_s=time_s[name]) for name, request in requests.items() if name in time_s]
+    return {name: time_s[name] for name in requests if name in time_s}
 
 
-def _keep_apart(plays: list[str | None], entries: list[Entry]) -> None:
-    """Make the ids of plays differ, in place: each play's are moved beyond those of the plays before."""
+def _kept_apart(plays: list[str | None], entries: list[Entry]) -> list[Entry]:
+    """The same with ids that differ between plays: each play's are moved beyond those of the plays before."""
     numbers = {play: i for i, play in enumerate(dict.fromkeys(plays))}
     width = max((int(entry.keys.max(initial=-1)) for entry in entries), default=-1) + 1
     small = width * len(numbers) < 2**62 and all(entry.keys.min(initial=0) >= 0 for entry in entries)
-    for play, entry in zip(plays, entries, strict=True):
-        if small:
-            entry.keys[:] += width * numbers[play]
-        else:
-            entry.keys[:] ^= np.uint64(key(f"play {numbers[play]}")).astype(np.int64)
+    salts = {play: np.uint64(key(f"play {i}")).astype(np.int64) for play, i in numbers.items()}
+    return [
+        replace(entry, keys=entry.keys + width * numbers[play] if small else entry.keys ^ salts[play])
+        for play, entry in zip(plays, entries, strict=True)
+    ]
 
 
 def _findings(waited: int, local: bool) -> list[Finding]:

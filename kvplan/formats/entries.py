@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvplan.formats.hashed import Columns
 from kvplan.formats.lines import Lines
-from kvplan.formats.rows import Options, field_at, label, malformed
+from kvplan.formats.rows import Keys, Options, field_at, label, malformed
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -29,7 +29,7 @@ class Entry:
     time_s: float
     input_tokens: int
     output_tokens: int
-    keys: Ints
+    keys: Keys
     duration_s: float = math.nan
     tenant: str | None = None
     session: str | None = None
@@ -45,7 +45,7 @@ def collected(entries: Iterable[Entry], *, local: bool = False) -> Columns:
         input_tokens=np.array([entry.input_tokens for entry in every], np.int64),
         output_tokens=np.array([entry.output_tokens for entry in every], np.int64),
         count=np.array([entry.keys.size for entry in every], np.int64),
-        keys=np.concatenate([np.zeros(0, np.int64), *(entry.keys for entry in every)]),
+        keys=np.concatenate([np.zeros(0, np.int32), *(entry.keys for entry in every)]),
         duration_s=np.array([entry.duration_s for entry in every], np.float64),
         sizes=np.array([entry.size for entry in every], np.int64),
         tenant=[entry.tenant for entry in every],
@@ -111,10 +111,21 @@ def keys(row: object, name: str) -> Ints:
     values = field_at(row, name.split("."))
     if not isinstance(values, list):
         raise ValueError(f"{name} is {_shown(values)}, not a list of block ids")
+    if set(map(type, values)) <= {int}:
+        try:
+            return np.array(values, np.int64)
+        except OverflowError:
+            pass  # beyond 2^63: one by one, which also names what does not fit
     try:
         return np.fromiter((key(value) for value in values), np.uint64, len(values)).view(np.int64)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+
+
+def narrow(values: Keys) -> Keys:
+    """The same keys in 32 bits where they fit: half the memory of a long log."""
+    fits = not values.size or (values.min() >= 0 and values.max() < 2**31)
+    return values.astype(np.int32) if fits else values
 
 
 def key(value: object) -> int:

@@ -13,7 +13,7 @@ import msgspec
 
 from kvplan.errors import KvplanError
 from kvplan.files import reason
-from kvplan.formats.source import Hashed, broken_data, decompressed, first_line, is_url, opened
+from kvplan.formats.source import Hashed, broken_data, decompressed, first_line, is_url, opened, unmangled
 from kvplan.progress import Progress
 
 _BLOCK = 4 << 20
@@ -29,6 +29,7 @@ class Lines:
     """
 
     def __init__(self, path: Path | str, skip_bad: int, progress: Progress) -> None:
+        path = unmangled(path)
         self.name = "standard input" if str(path) == "-" else str(path)
         self.skipped = 0
         self.first_bad: str | None = None

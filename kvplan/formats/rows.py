@@ -115,14 +115,11 @@ def _apart(parts: Sequence[Rows]) -> list[Keys]:
     """Each part's keys, local ones changed so that no two parts share any: moved, or where they are hashes, salted."""
     if not any(part.local for part in parts):
         return [part.keys for part in parts]
-    keys: list[Keys] = []
-    start = 0
-    small = all(part.keys.min(initial=0) >= 0 and part.keys.max(initial=0) < _SMALL for part in parts)
-    for i, part in enumerate(parts):
-        moved = part.keys.astype(np.int64)
-        keys.append(moved + start if small else moved ^ np.int64((i * _SPREAD) % 2**63))
-        start += int(part.keys.max(initial=-1)) + 1
-    return keys
+    if any(part.keys.min(initial=0) < 0 or part.keys.max(initial=0) >= _SMALL for part in parts):
+        return [part.keys.astype(np.int64) ^ np.int64((i * _SPREAD) % 2**63) for i, part in enumerate(parts)]
+    starts = np.cumsum([0, *(int(part.keys.max(initial=-1)) + 1 for part in parts)])
+    kind: Any = np.int32 if starts[-1] < 2**31 else np.int64
+    return [part.keys.astype(kind) + kind(start) for part, start in zip(parts, starts, strict=False)]
 
 
 def joined_keys(parts: list[Keys], let_go: Callable[[], None]) -> Keys:

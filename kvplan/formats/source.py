@@ -16,6 +16,7 @@ from kvplan.errors import KvplanError
 from kvplan.files import reason
 
 _BUFFER = 1 << 20
+_MANGLED = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)", re.DOTALL)
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
@@ -37,6 +38,13 @@ class Hashed(io.RawIOBase):
         self.sha256.update(data)
         self.count += len(data)
         return len(data)
+
+
+def unmangled(path: Path | str) -> Path | str:
+    """A URL as it was given, where a Path has made one slash of its two; anything else as it is."""
+    if isinstance(path, Path) and (found := _MANGLED.match(str(path))) and not path.exists():
+        return f"{found[1]}://{found[2]}"
+    return path
 
 
 def is_url(path: Path | str) -> bool:

@@ -7,12 +7,13 @@ different blocks. A session's sub-agents stand nested in its list of requests an
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from kvplan.documents import Finding
 from kvplan.errors import KvplanError
 from kvplan.formats import hashed
-from kvplan.formats.entries import Entry, collected, decoded, keys, name_at, number, seconds, tenant, tokens
+from kvplan.formats.entries import Entry, collected, decoded, keys, name_at, narrow, number, seconds, tenant, tokens
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows
 
@@ -49,8 +50,7 @@ def read(lines: Lines, options: Options) -> Rows:
             top = max((int(entry.keys.max(initial=-1)) for entry in found), default=-1) + 1
             if top > _MOST_ID or any(entry.keys.min(initial=0) < 0 for entry in found):
                 raise ValueError("its block ids are too large to count within a session")
-            for entry in found:
-                entry.keys[:] += base
+            found = [replace(entry, keys=narrow(entry.keys + base)) for entry in found]
             base += top
         scopes.add(scope)
         return found
