@@ -486,6 +486,16 @@ def test_a_hybrid_tier_that_stores_a_row_for_each_of_eight_groups_holds_an_eight
     assert "repeats what is held nearer to the GPU" in plan.decision
 
 
+def test_a_hybrid_tier_is_to_be_checked_once_it_runs() -> None:
+    group = CacheGroup(kind="sliding", layers=8, bytes_per_token=0, bytes_per_sequence=0, window_tokens=4096)
+    groups = (*samples.estimate().data.groups, group)
+    plan = planned(estimate=estimate_with(groups=groups))
+    text = next(finding.text for finding in plan.findings if finding.code == "expansion-unverified")
+    assert f"{plan.budgets.host.tokens / 1e6:.3g} M tokens" in text
+    assert "expansion-unverified" not in codes(planned())
+    assert "expansion-unverified" not in codes(planned(Policy(expansion=1.1), estimate=estimate_with(groups=groups)))
+
+
 def test_a_disk_counts_what_its_folder_already_holds_and_stays_below_85_percent() -> None:
     free = samples.disk().free_bytes
     for own in (0, 500 * GiB):

@@ -47,6 +47,8 @@ def _policy_cost(made: Solved, what: str, other: Policy) -> PolicyCost:
     tokens = hits * made.facts.demand.input_tokens * made.facts.demand.per_hour
     gain = max(0.0, _busy(made) - _busy(free))
     text = f"{what} gives up {show_percent(hits)} of input tokens in hits and {show_duration(gain)} of GPU time an hour"
+    if what == "the time to live" and made.facts.workload.ttl_s is not None:
+        text += ", beside what the TTL in the workload's own curve does, which only a profile without it can tell"
     return PolicyCost(policy=what, hit_ratio=hits, hit_tokens_per_hour=tokens, gpu_s_per_hour=gain, why=text)
 
 
@@ -63,6 +65,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
         *_extrapolated(made),
         *_disk(made),
         *_wear(made),
+        *_expansion(made),
         *_crowded(made),
         *_pinning(made, numa),
         *_isolation(made),
@@ -154,6 +157,19 @@ def _wear(made: Solved) -> Iterator[Finding]:
 
 def _too_soon(option: Option, least_s: float) -> bool:
     return option.life_s is not None and option.life_s < least_s
+
+
+def _expansion(made: Solved) -> Iterator[Finding]:
+    """Layouts of several kinds of layer have been stored in several times their bytes: say how to see it."""
+    option, groups = made.outcome.host, made.facts.estimate.groups
+    if option is None or made.facts.policy.expansion != 1 or len({group.kind for group in groups}) < 2:
+        return
+    text = (
+        f"{show_bytes(option.requested)} of host memory hold {show_tokens(option.tokens)} tokens as the estimate lays "
+        "them out; hybrid models have taken several times that in offload layers. Check the engine's own count after "
+        "it started, and where it is lower plan again with --expansion"
+    )
+    yield Finding(severity="warning", code="expansion-unverified", text=text)
 
 
 def _crowded(made: Solved) -> Iterator[Finding]:
