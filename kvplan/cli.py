@@ -86,6 +86,9 @@ Admission = Annotated[
     Literal["all", "second-use"], typer.Option("--disk-admission", help="What is written to disk: all, or reused only.")
 ]
 DiskOwn = Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes of the folder that the cache already holds.")]
+Offload = Annotated[
+    Literal["native", "lmcache", "lmcache-server"], typer.Option(help="The layer in the engine that keeps the tiers.")
+]
 PricesFile = Annotated[
     Path | None, typer.Option("--prices", metavar="FILE", help="Dated, confirmed prices (TOML); none, no dollars.")
 ]
@@ -473,7 +476,9 @@ def probe(
         str | None, typer.Option(metavar="URL", help="A running OpenAI-compatible server whose prefill to measure.")
     ] = None,
     at: Annotated[str, typer.Option(metavar="TOKENS,…", help="Prompt lengths to measure prefill at.")] = "",
-    only: Annotated[list[str] | None, typer.Option(help="host, disk, gpu or prefill; repeat for several.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="host, disk, gpu, contention, pipeline or prefill; repeatable.")
+    ] = None,
     budget: Annotated[str, typer.Option(metavar="TIME", help="Time to spend.")] = "1m",
     write_budget: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes to write.")] = "8GiB",
     granule: Annotated[
@@ -646,6 +651,7 @@ def plan(
     headroom: Headroom = 0.1,
     reserve: Reserves = None,
     restart_every: RestartEvery = None,
+    offload: Offload = "native",
     expansion: Expansion = 1.0,
     disk_admission: Admission = "all",
     disk_own: DiskOwn = None,
@@ -685,6 +691,7 @@ def plan(
         headroom_ratio=headroom,
         reserves=reserve,
         restart_every_s=restart_every,
+        offload=offload,
         expansion=expansion,
         disk_admission=disk_admission,
         price_view=price_view,

@@ -193,7 +193,18 @@ def test_every_flag_of_the_policy_reaches_it(folder: Path) -> None:
         *("--replicas", "4", "--replicas-per-host", "2", "--routing", "round-robin", "--share", "tenant"),
         *("--growth", "1.5", "--gpu-memory-utilization", "0.8", "--headroom", "0.2", "--allow-flagged-links"),
         *("--reserve", "other-models=40GiB", "--reserve", "engine=12GiB", "--restart-every", "24h"),
-        *("--expansion", "1.2", "--disk-admission", "second-use", "--disk-own", "1TiB", "--price-view", "owned"),
+        *(
+            "--expansion",
+            "1.2",
+            "--disk-admission",
+            "second-use",
+            "--disk-own",
+            "1TiB",
+            "--price-view",
+            "owned",
+            "--offload",
+            "lmcache",
+        ),
     )
     code, plan = command(folder, *flags)
     assert code == 0
@@ -204,7 +215,7 @@ def test_every_flag_of_the_policy_reaches_it(folder: Path) -> None:
     assert policy.allow_flagged_links
     assert {one.name: one.bytes for one in policy.reserves} == {"other-models": 40 * GiB, "engine": 12 * GiB}
     assert (policy.restart_every_s, policy.expansion, policy.disk_own_bytes) == (86_400.0, 1.2, TiB)
-    assert policy.disk_admission == "second-use"
+    assert (policy.disk_admission, policy.offload) == ("second-use", "lmcache")
 
 
 def test_what_if_against_and_prices_on_the_command_line(folder: Path) -> None:
