@@ -30,6 +30,7 @@ _FLAGS: dict[str, tuple[str, Callable[..., str]]] = {
     "share": ("--share", str),
     "growth": ("--growth", "{:g}".format),
     "headroom_ratio": ("--headroom", "{:g}".format),
+    "offload": ("--offload", str),
     "expansion": ("--expansion", "{:g}".format),
     "host_link_bytes_per_s": ("--host-link", "{:.0f}B/s".format),
     "price_view": ("--price-view", str),
