@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from kvplan import probe
 from kvplan.documents import BlockDevice, KvBlock, Probe, ProbeOptions
 from kvplan.errors import KvplanError
+from kvplan.files import wrap
+from kvplan.pages import probe as probe_page
 from kvplan.planning.links import clean
 from kvplan.probing import (
     block_files,
@@ -135,6 +137,20 @@ def test_reads_and_writes_meet_and_mix(whole: tuple[Path, Probe]) -> None:
     (mixed,) = [link for link in found.links if link.direction == "mixed"]
     assert "two preadv to one pwritev" in mixed.method
     assert [link.preset for link in found.links].count("sustained") == 1
+
+
+def test_the_page_shows_shapes_and_means_apart_from_the_sweep(whole: tuple[Path, Probe]) -> None:
+    _, found = whole
+    sections = {section.name: section for section in probe_page.page(wrap(found)).sections}
+    assert {"links", "engines", "means", "cells", "drives"} <= set(sections)
+
+    def rows(name: str) -> list[tuple[str, ...]]:
+        return [tuple(map(str, row.cells)) for row in sections[name].blocks[0].rows]
+
+    assert len(rows("links")) == 2  # the quickest read and the quickest write, of plain cells
+    assert {row[0] for row in rows("engines")} == {"vllm-disk", "vllm-fs", "lmcache", "sustained"}
+    assert len(rows("means")) == len([link for link in found.links if "comparison" in link.flags])
+    assert len(rows("cells")) == len(found.links)
 
 
 def test_no_name_is_ever_created_where_the_file_system_can_do_without(
@@ -294,6 +310,13 @@ def test_a_job_beside_another_ends_with_it(written: tuple[int, Pattern]) -> None
     reads, writes = disk_io.run_together(descriptor, (job(filled, file_bytes=8 * MiB, seconds=60), short), print)
     assert writes.transfers == 2
     assert reads.until_s < 30
+
+
+def test_a_side_that_wakes_after_the_end_still_moves_something(written: tuple[int, Pattern]) -> None:
+    descriptor, filled = written
+    writes = job(Pattern(0, 3, MiB), direction="write", start_bytes=8 * MiB, depth=8, seconds=0)
+    pair = disk_io.run_together(descriptor, (job(filled, file_bytes=8 * MiB, depth=8, seconds=0), writes), print)
+    assert [done.transfers for done in pair] == [8, 8]
 
 
 def test_an_interrupt_while_threads_end_waits_for_them_and_is_not_lost(

@@ -177,8 +177,8 @@ def test_memory_as_drive() -> None:
     assert "tmpfs is memory, not a drive" in disk.proof
     assert found.links
     assert all("memory" in link.flags for link in found.links)
-    assert disk_rates(found, MiB, 1, allow_flagged=False)[0] is None
-    assert disk_rates(found, MiB, 1, allow_flagged=True)[0] is not None
+    assert disk_rates(found, MiB, 1, allow_flagged=False, preset=None)[0] is None
+    assert disk_rates(found, MiB, 1, allow_flagged=True, preset=None)[0] is not None
     assert set(os.listdir("/dev/shm")) == before
 
 

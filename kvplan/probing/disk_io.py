@@ -214,7 +214,8 @@ class _Worker(threading.Thread):
         blocks = job.blocks
         limit = len(blocks) if job.sequential and job.limit is None else job.limit
         for ticket in shared.tickets:
-            if shared.stop.is_set() or (limit is not None and ticket >= limit):
+            # A thread that wakes late still does one: a side that moved nothing would have no rate.
+            if (self.ends and shared.stop.is_set()) or (limit is not None and ticket >= limit):
                 return
             writes = self.read is None or (self.write is not None and ticket % WRITE_EVERY == 0)
             side = self.write if writes else self.read
