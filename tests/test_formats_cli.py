@@ -1,0 +1,53 @@
+"""The command line's own part in reading logs: columns, estimates, traces to share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvplan.cli import main
+
+LOGS = Path(__file__).resolve().parent / "logs"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["kvplan", "workload", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_columns_are_named_on_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = "time=arrived, input_tokens=prompt"
+    assert run(monkeypatch, LOGS / "table.csv", "--columns", columns, "--columns", "hash_ids=blocks", "--json") == 0
+    data = json.loads(capsys.readouterr().out)["data"]
+    assert (data["requests"], data["input_tokens"], data["block_tokens"]) == (3, 89, 16)
+    for wrong in ("time", "=x", "time="):
+        assert run(monkeypatch, LOGS / "table.csv", "--columns", wrong) == 2
+        assert f"--columns {wrong}: write what a column holds" in capsys.readouterr().err
+
+
+def test_a_trace_to_share_is_written_instead_of_a_document(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    assert run(monkeypatch, LOGS / "litellm.jsonl", "--approximate-tokens", 4, "--anonymize", "-o", trace) == 0
+    assert "2 requests as lengths, times and numbered blocks" in capsys.readouterr().err
+    assert len(trace.read_text().splitlines()) == 2
+    documents = []
+    for log in ([LOGS / "litellm.jsonl", "--approximate-tokens", 4], [trace]):
+        assert run(monkeypatch, *log, "--json") == 0
+        data = json.loads(capsys.readouterr().out)["data"]
+        documents.append({key: value for key, value in data.items() if key not in ("sources", "findings")})
+    assert documents[0] == documents[1]
+    assert run(monkeypatch, LOGS / "mooncake.jsonl", "--anonymize") == 2
+    assert "name it with -o" in capsys.readouterr().err
+
+
+def test_lengths_alone_give_no_curve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, LOGS / "azure.csv") == 1
+    assert "azure.csv: has lengths only" in capsys.readouterr().err
