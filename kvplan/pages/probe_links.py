@@ -46,7 +46,7 @@ def quickest(probe: Probe) -> tuple[Section, ...]:
     fastest = [
         max(
             (link for link in links if (link.source, link.target, link.direction) == route),
-            key=lambda link: (not link.flags, link.p50_bytes_per_s),
+            key=lambda link: (not link.flags, link.concurrent == "none", link.p50_bytes_per_s),
         )
         for route in routes
     ]

@@ -85,7 +85,8 @@ class Cell:
         return self.depth * (2 if self.direction in ("mixed", "both") or self.again else 1)
 
     def __str__(self) -> str:
-        name = f"{self.direction} {show_bytes(self.granule)} x {self.depth}"
+        way = "read beside write" if self.direction == "both" else self.direction
+        name = f"{way} {show_bytes(self.granule)} x {self.depth}"
         marks = [
             self.preset,
             f"{self.pieces} pieces" if self.pieces > 1 else None,
