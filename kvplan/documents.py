@@ -480,7 +480,7 @@ class Estimate:
 class Estimates:
     """Several models side by side, under the same options."""
 
-    estimates: tuple[Estimate, ...]
+    estimates: Annotated[tuple[Estimate, ...], msgspec.Meta(min_length=1)]
 
 
 # ---------------------------------------------------------------------------------------------- requests

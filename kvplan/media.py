@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kvplan.catalog import models as catalogued
 from kvplan.documents import MediaTokens
@@ -71,6 +71,14 @@ def tokens(spec: str, images: int = 0, size: tuple[int, int] | None = None, audi
     Raises KvplanError for a config that is damaged; a model whose configs do not say gets None.
     """
     configs = _configs(spec)
+    if not configs.files and (images or audio_s):
+        source = f"unknown: {spec} is neither a folder, a config file nor in the catalogue: give the model's folder"
+        kinds: tuple[tuple[Literal["image", "audio"], float], ...] = (("image", images), ("audio", audio_s))
+        return [
+            MediaTokens(kind=kind, count=count, tokens_each=None, tokens=None, source=source)
+            for kind, count in kinds
+            if count
+        ]
     found = []
     if images:
         each, source = _image(configs, size)

@@ -36,6 +36,7 @@ from kvplan.engines.vllm_pages import (
     hybrid_block,
     merged,
     packed_pool,
+    paddable,
     pool,
     stretched_block,
 )
@@ -48,6 +49,12 @@ BATCHED_TOKENS = 8192
 STATE_BLOCKS = {"mamba2": 3}  # state blocks a request holds so that prefixes can be reused; other recurrences 2
 IGNORE_FP8 = frozenset({"falcon"})  # model code that hands no cache settings to its attention layers
 PLAIN = ("bf16", "fp16", "fp32")
+# Model types whose plans were held against vLLM's own; plain full attention needs no such proof.
+CHECKED = frozenset(
+    {"deepseek_v3", "deepseek_v32", "deepseek_v4", "falcon", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text"}
+    | {"glm_moe_dsa", "gpt_oss", "jamba", "kimi_k2", "llama4_text", "minimax_m3_vl_text", "mistral", "mixtral"}
+    | {"nemotron_h", "phi3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "whisper"}
+)
 BOUNDARY_LAYERS = 4  # TurboQuant leaves the first two and the last two layers of a plain model unquantised
 
 
@@ -102,7 +109,8 @@ class VllmLayout:
         if asked is None:
             hybrid = any(cache.kind == "recurrent" for cache in self._caches)
             asked = BOUNDARY_LAYERS if self.stored_dtype.startswith("turboquant") and not hybrid else 0
-        count = len(self.model.order)
+        drafts = [any(cache.draft for cache in layer.caches) for layer in self.model.layers]
+        count = sum(not drafts[kind] for kind in self.model.order)
         first = min(-(-asked // 2), count)
         return frozenset([*range(first), *range(max(first, count - asked // 2), count)])
 
@@ -183,7 +191,17 @@ class VllmLayout:
 
     def _pool(self, stage: tuple[Model, Model], *, hybrid: bool) -> Pool:
         kinds = self._kinds(stage, hybrid=hybrid)
-        return packed_pool(kinds) if self._compressed else pool(kinds)
+        if self._compressed:
+            return packed_pool(kinds)
+        if hybrid and self._windows_beside_latents and not paddable(kinds):
+            kinds = self._kinds(stage, hybrid=False)  # vLLM then allocates windows as if they were full attention
+        return pool(kinds)
+
+    @cached_property
+    def _windows_beside_latents(self) -> bool:
+        return any(is_windowed(cache.kind) and cache.v_dim for cache in self._caches) and any(
+            cache.kind == "latent" for cache in self._caches
+        )
 
     @cached_property
     def _stages(self) -> list[tuple[Model, Model]]:
@@ -336,6 +354,9 @@ class VllmLayout:
         if heads and self._tp > min(heads):
             text = f"--tp {self._tp} exceeds {min(heads)} KV heads: each is stored {self._tp // min(heads)} times"
             found.append(Finding(severity="info", code="heads-copied", text=text))
+        if self.model.ref.model_type not in CHECKED and any(cache.kind != "full" for cache in self._caches):
+            text = f"model type {self.model.ref.model_type} is not among those whose plans were held against vLLM's own"
+            found.append(Finding(severity="info", code="general-rules", text=f"{text}: its general rules are applied"))
         if self._skipped:
             text = f"{len(self._skipped)} layers at both ends keep {self.model.dtype}, not {self.stored_dtype}"
             found.append(Finding(severity="info", code="layers-skipped", text=text))

@@ -142,6 +142,12 @@ def pool(kinds: Sequence[Pages]) -> Pool:
     return Pool(size * evened[0].bytes, tuple((kind, -(-kind.layers // size)) for kind in evened))
 
 
+def paddable(kinds: Sequence[Pages]) -> bool:
+    """Whether every page can be brought to the size of the widest."""
+    widest = max((kind.bytes for kind in kinds), default=0)
+    return all(kind.kind not in ("latent", "indexer") or widest % kind.bytes == 0 for kind in kinds)
+
+
 def _stretched(kind: Pages, widest: int) -> Pages:
     """The kind with pages of `widest` bytes: a longer block where that comes out even, else padding."""
     if kind.kind != "recurrent" and widest % kind.bytes == 0:
