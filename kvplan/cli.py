@@ -511,7 +511,8 @@ def probe(
 
     if merge_files:
         data = merge([_pick([load(path)], "probe", True) for path in merge_files])
-        return answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
+        answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
+        return
     estimate = _pick([load(estimate_file)], "estimate", True) if estimate_file else None
     config = None
     if model is not None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from kvplan import probe_disk, probe_gpu, probe_host, probe_prefill
 from kvplan.documents import Finding, Host, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
-from kvplan.probing import cuda
+from kvplan.probing import cuda, gpu_extras
+from kvplan.probing.fragments import fragments
 from kvplan.probing.kv_block import kv_block
 from kvplan.probing.merging import merge
 from kvplan.progress import Progress, silent
@@ -18,9 +19,11 @@ from kvplan.units import show_bytes, show_duration
 
 __all__ = ["PARTS", "ProbePlan", "announce", "kv_block", "measure", "merge", "plan_of"]
 
-PARTS = ("host", "disk", "gpu", "prefill")
+PARTS = ("host", "disk", "gpu", "contention", "pipeline", "prefill")
 # How the time is shared among the parts that are measured; a GPU's cells settle sooner than a drive's.
-_WEIGHTS = {"disk": 6, "gpu": 4, "prefill": 4}
+_WEIGHTS = {"disk": 6, "gpu": 4, "contention": 2, "pipeline": 1, "prefill": 4}
+# Of the write budget, what a pipeline between a GPU and a drive may write in all.
+_PIPELINE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +33,20 @@ class ProbePlan:
     host: Host
     disks: tuple[probe_disk.DiskPlan, ...]
     gpu_s: float
+    contention_s: float = 0.0
+    pipes: tuple[Path, ...] = ()
+    pipe_bytes: int = 0
     prefill_s: float = 0.0
     prefill_of: str = ""
 
     @property
     def write_bytes(self) -> int:
         """The most that will be written, on all drives together."""
-        return sum(disk.write_bytes for disk in self.disks)
+        return sum(disk.write_bytes for disk in self.disks) + self._piped_bytes
+
+    @property
+    def _piped_bytes(self) -> int:
+        return len(self.pipes) * self.pipe_bytes * gpu_extras.PASSES * len(self.host.gpus)
 
     def lines(self) -> tuple[str, ...]:
         """The plan in words, a line each."""
@@ -52,6 +62,11 @@ class ProbePlan:
             )
         if self.gpu_s:
             told.append(f"GPUs: page-locked copies in both directions; up to {show_duration(self.gpu_s)}")
+        if self.contention_s:
+            told.append(f"GPUs: copies beside a load like decoding; up to {show_duration(self.contention_s)}")
+        for folder in self.pipes:
+            most = show_bytes(self.pipe_bytes * gpu_extras.PASSES)
+            told.append(f"{folder}: from and to every GPU through a nameless file; writes {most} for each of them")
         if self.prefill_s:
             told.append(f"prefill of {self.prefill_of}; up to {show_duration(self.prefill_s)}")
         return tuple(told)
@@ -67,12 +82,13 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         raise KvplanError("probing needs Linux: run it on the machine that will serve")
     host = probe_host.inventory()
     shares = _shares(options, parts, host)
+    piped = options.write_budget_bytes // _PIPELINE_SHARE if "pipeline" in shares else 0
     folders = tuple(dict.fromkeys(options.disks)) if "disk" in parts else ()
     disks = tuple(
         probe_disk.plan(
             Path(folder),
             seconds=shares["disk"] / len(folders),
-            write_bytes=options.write_budget_bytes // len(folders),
+            write_bytes=(options.write_budget_bytes - piped) // len(folders),
             file_bytes=options.file_bytes,
             granules=options.granule_bytes,
             kv=options.kv,
@@ -84,9 +100,18 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         host=host,
         disks=disks,
         gpu_s=shares.get("gpu", 0.0),
+        contention_s=shares.get("contention", 0.0),
+        pipes=tuple(map(Path, dict.fromkeys(options.disks))) if "pipeline" in shares else (),
+        pipe_bytes=_pipe_bytes(options, host),
         prefill_s=shares.get("prefill", 0.0),
         prefill_of=_prefill_words(options),
     )
+
+
+def _pipe_bytes(options: ProbeOptions, host: Host) -> int:
+    """Bytes of one pass between one GPU and one drive, so that all of them keep to their part of the write budget."""
+    passes = gpu_extras.PASSES * max(1, len(host.gpus) * len(set(options.disks)))
+    return min(gpu_extras.PIPE_BYTES, options.write_budget_bytes // _PIPELINE_SHARE // passes)
 
 
 def _prefill_words(options: ProbeOptions) -> str:
@@ -101,6 +126,8 @@ def _parts(options: ProbeOptions) -> tuple[str, ...]:
         raise UsageError(f"--only {unknown[0]}: not a part of a probe: choose among {', '.join(PARTS)}")
     if "disk" in options.only and not options.disks:
         raise UsageError("--only disk needs a folder on the drive to measure: add --disk DIR")
+    if "pipeline" in options.only and not options.disks:
+        raise UsageError("--only pipeline needs a folder on the drive to go through: add --disk DIR")
     if "prefill" in options.only and options.model is None and options.server is None:
         raise UsageError("--only prefill needs a model to measure: add --model MODEL, or --server URL")
     if options.budget_s <= 0:
@@ -113,6 +140,8 @@ def _shares(options: ProbeOptions, parts: tuple[str, ...], host: Host) -> dict[s
     there = {
         "disk": bool(options.disks),
         "gpu": bool(host.gpus),
+        "contention": bool(host.gpus),
+        "pipeline": bool(host.gpus and options.disks),
         "prefill": options.model is not None or options.server is not None,
     }
     active = [part for part, is_there in there.items() if is_there and part in parts]
@@ -135,8 +164,8 @@ def measure(options: ProbeOptions, progress: Progress = silent) -> Probe:
     progress("reading what this host is")
     todo = plan_of(options)
     probe = Probe(host=todo.host, findings=_findings(options, todo.host))
-    if todo.gpu_s:
-        probe = _with_gpus(probe, options, todo.gpu_s, progress)
+    if todo.gpu_s or todo.contention_s or todo.pipes:
+        probe = _with_gpus(probe, options, todo, progress)
     for disk in todo.disks:
         found = probe_disk.measure(disk, seed=options.seed, progress=progress)
         probe = replace(
@@ -180,12 +209,12 @@ def _with_prefill(probe: Probe, options: ProbeOptions, seconds: float, progress:
     return replace(probe, prefill=(*probe.prefill, found.prefill), findings=(*probe.findings, *found.findings))
 
 
-def _with_gpus(probe: Probe, options: ProbeOptions, seconds: float, progress: Progress) -> Probe:
+def _with_gpus(probe: Probe, options: ProbeOptions, todo: ProbePlan, progress: Progress) -> Probe:
     """The probe with every GPU's links. Where torch cannot reach them that is an error only if GPUs were asked for."""
     try:
         devices = cuda.devices()
     except KvplanError as error:
-        if "gpu" in options.only:
+        if {"gpu", "contention", "pipeline"} & set(options.only):
             raise
         finding = Finding(
             severity="warning", code="gpu-not-measured", text=f"no host to GPU link was measured: {error}"
@@ -195,8 +224,11 @@ def _with_gpus(probe: Probe, options: ProbeOptions, seconds: float, progress: Pr
         found = probe_gpu.measure(
             gpu,
             probe.host,
-            seconds=seconds / len(devices),
-            granules=options.granule_bytes,
+            seconds=todo.gpu_s / len(devices) if todo.gpu_s else None,
+            extras=gpu_extras.Extras(
+                contention_s=todo.contention_s / len(devices), folders=todo.pipes, pass_bytes=todo.pipe_bytes
+            ),
+            granules=_granules(options),
             seed=options.seed,
             progress=progress,
         )
@@ -206,9 +238,18 @@ def _with_gpus(probe: Probe, options: ProbeOptions, seconds: float, progress: Pr
             host=replace(probe.host, gpus=gpus),
             links=(*probe.links, *found.links),
             pinning=(*probe.pinning, found.pinning),
+            contention=(*probe.contention, *found.contention),
+            pipeline=(*probe.pipeline, *found.pipeline),
+            written_bytes=probe.written_bytes + found.written_bytes,
             findings=(*probe.findings, *found.findings),
         )
     return probe
+
+
+def _granules(options: ProbeOptions) -> tuple[int, ...]:
+    """The sizes asked for, and those of the pieces in which engines move the model's blocks."""
+    pieces = fragments(options.model.model) if options.model else ()
+    return tuple(dict.fromkeys((*options.granule_bytes, *(piece.bytes for piece in pieces))))
 
 
 def _findings(options: ProbeOptions, host: Host) -> tuple[Finding, ...]:

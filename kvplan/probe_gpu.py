@@ -15,11 +15,12 @@ from typing import Literal
 
 import numpy as np
 
-from kvplan.documents import Finding, GpuDevice, Host, Link, Pinning
+from kvplan.documents import Contention, Finding, GpuDevice, Host, Link, Pinning, Pipeline
 from kvplan.errors import KvplanError
 from kvplan.probing import cuda, nvml
 from kvplan.probing.cuda import Gpu, HostArray
 from kvplan.probing.gpu_copies import Copies, Lane, Seen
+from kvplan.probing.gpu_extras import Extras, Rig, beside_decoding, through_drive
 from kvplan.probing.mechanisms import WORDS, Direction, Mechanism
 from kvplan.probing.pinning import Arena, pin
 from kvplan.progress import Progress, silent
@@ -29,6 +30,7 @@ GRANULES = (64 * KiB, 256 * KiB, 1 * MiB, 4 * MiB, 16 * MiB)
 BUFFER = 256 * MiB
 PIN = 1024 * MiB
 OPPOSITE = "opposite direction"
+NOTHING_ELSE = Extras()
 _SMALLEST_BUFFER = 4 * MiB
 # Smaller pieces are bound by submitting them one by one, whatever runs in the other direction.
 _DUPLEX_FROM = 1 * MiB
@@ -62,6 +64,9 @@ class GpuResult:
     links: tuple[Link, ...]
     pinning: Pinning
     findings: tuple[Finding, ...]
+    contention: tuple[Contention, ...] = ()
+    pipeline: tuple[Pipeline, ...] = ()
+    written_bytes: int = 0
 
 
 def cells(extra: tuple[int, ...], buffer: int, mechanisms: tuple[Mechanism, ...] = ("loop",)) -> tuple[Cell, ...]:
@@ -91,14 +96,15 @@ def measure(
     gpu: Gpu,
     host: Host,
     *,
-    seconds: float,
+    seconds: float | None,
+    extras: Extras = NOTHING_ELSE,
     granules: tuple[int, ...] = (),
     buffer_bytes: int = BUFFER,
     pin_bytes: int = PIN,
     seed: int = 0,
     progress: Progress = silent,
 ) -> GpuResult:
-    """Measure one GPU in about `seconds`.
+    """Measure one GPU's copies in about `seconds` (None: not at all), and whatever `extras` ask for.
 
     Raises KvplanError where the GPU fails or has no memory left to measure with. Page-locked memory is given back,
     whatever happens.
@@ -112,7 +118,7 @@ def measure(
         size = _buffer_size(gpu, name, buffer_bytes, arena)
         run = _Run(gpu, device, name, arena, size, seed)
         try:
-            return run.result(granules, seconds, progress)
+            return run.result(granules, seconds, extras, progress)
         finally:
             run.settle()
 
@@ -202,8 +208,40 @@ class _Run:
         for stream in self.streams.values():
             self.gpu.wait(stream)
 
-    def result(self, granules: tuple[int, ...], seconds: float, progress: Progress) -> GpuResult:
-        """Sweep, then say what was seen."""
+    def result(self, granules: tuple[int, ...], seconds: float | None, extras: Extras, progress: Progress) -> GpuResult:
+        """Sweep, then what else is asked for, then say what was seen."""
+        links = self._sweep(granules, seconds, progress) if seconds is not None else []
+        rig = self._rig()
+        beside: tuple[Contention, ...] = ()
+        if rig is not None and extras.contention_s:
+            beside = beside_decoding(rig, granules, extras.contention_s, progress)
+        through: list[Pipeline] = []
+        written = 0
+        for folder in extras.folders:
+            if rig is None:
+                break
+            found, more = through_drive(rig, folder, extras.pass_bytes, progress)
+            through, written = [*through, *found], written + more
+        device = self.device
+        if device is not None and self.state.generation is not None:
+            device = replace(device, link_generation=self.state.generation, link_width=self.state.width)
+        return GpuResult(
+            gpu=device,
+            links=tuple(links),
+            pinning=self.arena.report,
+            findings=self._findings(device, links, (*beside, *through)),
+            contention=beside,
+            pipeline=tuple(through),
+            written_bytes=written,
+        )
+
+    def _rig(self) -> Rig | None:
+        """The page-locked lanes; None where no memory could be page-locked."""
+        lanes = {way: lane for (pinned, way), lane in self.lanes.items() if pinned}
+        index = self.arena.report.gpu
+        return Rig(gpu=self.gpu, index=index, lanes=lanes, base=self.base, random=self.random) if lanes else None
+
+    def _sweep(self, granules: tuple[int, ...], seconds: float, progress: Progress) -> list[Link]:
         until = time.monotonic() + seconds
         todo = [
             cell
@@ -217,12 +255,7 @@ class _Run:
             seen = self._cell(cell, max(0.0, until - time.monotonic()) / (len(todo) - position))
             links.append(self._link(cell, seen))
             progress(f"{self.name}: {cell.words}: {show_rate(links[-1].p50_bytes_per_s)}", share)
-        device = self.device
-        if device is not None and self.state.generation is not None:
-            device = replace(device, link_generation=self.state.generation, link_width=self.state.width)
-        return GpuResult(
-            gpu=device, links=tuple(links), pinning=self.arena.report, findings=self._findings(device, links)
-        )
+        return links
 
     def _cell(self, cell: Cell, seconds: float) -> Seen:
         lane = self.lanes[cell.pinned, cell.direction]
@@ -266,7 +299,9 @@ class _Run:
         known = self.device is not None and self.device.numa_node is not None
         return str(self.device.numa_node) if known and self.device is not None else "unknown"
 
-    def _findings(self, device: GpuDevice | None, links: list[Link]) -> tuple[Finding, ...]:
+    def _findings(
+        self, device: GpuDevice | None, links: list[Link], others: tuple[Contention | Pipeline, ...]
+    ) -> tuple[Finding, ...]:
         """What a reader should know beyond the figures."""
         found: list[Finding] = []
 
@@ -283,7 +318,7 @@ class _Run:
         elif report.stopped:
             sizes = f"{show_bytes(report.pinned_bytes)} of {show_bytes(report.requested_bytes)}"
             say("warning", "gpu-pinning-limited", f"only {sizes} could be page-locked: {report.stopped}")
-        wrong = sum("corrupt" in link.flags for link in links)
+        wrong = sum("corrupt" in cell.flags for cell in (*links, *others))
         if wrong:
             say("error", "gpu-corrupt", f"copies of {wrong} cells did not arrive as they were sent: distrust this link")
         if device is not None:

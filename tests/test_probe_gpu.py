@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.probing import contention, cuda, gpu_copies, mechanisms, nvml, pinning, pipeline
 from kvplan.units import GiB, KiB, MiB
 
@@ -521,7 +521,7 @@ def test_copies_and_decoding_that_slow_each_other() -> None:
     assert found.step_alone_p99_s == pytest.approx(1e-3)
     assert found.step_loaded_p50_s == pytest.approx(1.5e-3)
     assert found.copy_alone_bytes_per_s == pytest.approx(1e9)
-    assert found.copy_loaded_bytes_per_s == pytest.approx(1e9 / 1.5, rel=0.05)
+    assert found.copy_loaded_bytes_per_s == pytest.approx(1e9 / 1.5, rel=0.1)
 
 
 def test_copies_beside_decoding_are_verified_too() -> None:
@@ -593,6 +593,53 @@ def test_a_drive_that_fails_ends_the_pipeline(ends: pipeline.Ends) -> None:
     with pytest.raises(OSError, match="only 0 of 65536 bytes moved"):
         pipeline._run(ends, "load", 2)  # the file is empty
     assert threading.active_count() == 1
+
+
+# ---- all of it through the probe
+
+
+def probed(gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
+    card = device(pci="0000:01:00.0")
+    gpu.pci = card.pci
+    monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=(card,)))
+    monkeypatch.setattr(cuda, "devices", lambda: (gpu,))
+    small = partial(probe_gpu.measure, buffer_bytes=32 * MiB, pin_bytes=64 * MiB)
+    monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **more))
+    monkeypatch.setattr(contention, "STEPS", 300)
+    fields: dict[str, Any] = {"budget_s": 0.1, "write_budget_bytes": 4 * GiB}
+    return probe.measure(ProbeOptions(**{**fields, **more}))
+
+
+def test_the_probe_measures_beside_decoding_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = TimedGpu(copy_rate=1e10, step_s=1e-4)
+    found = probed(gpu, monkeypatch, only=("contention",), granule_bytes=(40_960,))
+    assert found.links == ()
+    shapes = {(one.mechanism, one.granule_bytes, one.direction) for one in found.contention}
+    assert shapes == {
+        (mechanism, size, way)
+        for mechanism, size in (("loop", MiB), ("loop", 40_960), ("batch", 40_960), ("gather", 40_960))
+        for way in ("h2d", "d2h")
+    }
+    assert gpu.pinned == {}
+
+
+def test_the_probe_goes_through_to_a_drive(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gpu = FakeGpu()
+    options = {"only": ("pipeline",), "disks": (str(tmp_path),)}
+    found = probed(gpu, monkeypatch, **options)
+    assert {(one.direction, one.slots) for one in found.pipeline} == {
+        (w, n) for w in ("load", "store") for n in (2, 4, 8)
+    }
+    assert all(set(one.flags) <= {"page-cache"} for one in found.pipeline)
+    assert all(one.disk == f"disk:{tmp_path}" for one in found.pipeline)
+    told = probe.announce(ProbeOptions(**options, write_budget_bytes=4 * GiB))
+    assert "writes 1,024.00 MiB for each of them" in told[0]
+    assert found.written_bytes == 10 * 32 * MiB  # less than announced: no more than the buffer
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(UsageError, match="--only pipeline needs a folder"):
+        probe.plan_of(ProbeOptions(only=("pipeline",)))
+    with pytest.raises(KvplanError, match="too little to write for a pipeline"):
+        probed(gpu, monkeypatch, **options, write_budget_bytes=MiB)
 
 
 @pytest.mark.gpu

@@ -26,6 +26,8 @@ _KEYS: dict[str, Callable[[Any], Any]] = {
     "links": lambda link: _cell(link),
     "capacity": lambda disk: disk.path,
     "pinning": lambda pinning: pinning.gpu,
+    "contention": lambda one: (one.gpu, one.direction, one.mechanism, one.granule_bytes),
+    "pipeline": lambda one: (one.gpu, one.disk, one.direction, one.slots),
     "prefill": lambda prefill: (prefill.model, prefill.device, prefill.provenance),
 }
 _SUMS = ("written_bytes", "wall_s")

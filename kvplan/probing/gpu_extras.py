@@ -1,0 +1,108 @@
+"""What a GPU's link gives to serving beyond copies alone: beside decoding, and on the way to a drive."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvplan.documents import Contention, Pipeline
+from kvplan.errors import KvplanError
+from kvplan.files import reason
+from kvplan.probing import contention, pipeline, scratch
+from kvplan.probing.cuda import Gpu
+from kvplan.probing.gpu_copies import Copies, Lane
+from kvplan.probing.mechanisms import Direction
+from kvplan.progress import Progress
+from kvplan.units import GiB, KiB, MiB, show_bytes
+
+BLOCK = 2 * MiB
+PIPE_BYTES = 128 * MiB
+# Passes that write to the drive: filling once, then for each number of slots the drive alone, serial and overlapped.
+PASSES = 1 + 3 * len(pipeline.SLOTS)
+_LARGE, _SMALL = 1 * MiB, 32 * KiB
+_STEP_BYTES = 8 * GiB  # read by one step of decoding: the weights of a small model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extras:
+    """What to measure besides copies alone: seconds beside decoding, and drives to go to with the bytes of a pass."""
+
+    contention_s: float = 0.0
+    folders: tuple[Path, ...] = ()
+    pass_bytes: int = PIPE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rig:
+    """One GPU with a page-locked lane each way, and the pattern that fills them."""
+
+    gpu: Gpu
+    index: int
+    lanes: Mapping[Direction, Lane]
+    base: NDArray[np.uint64]
+    random: np.random.Generator
+
+
+def beside_decoding(rig: Rig, granules: Sequence[int], seconds: float, progress: Progress) -> tuple[Contention, ...]:
+    """Every mechanism both ways at the smallest size asked for, and large pieces, beside a load like decoding."""
+    load = rig.gpu.decode_load(min(rig.gpu.free_bytes() // 4, _STEP_BYTES))
+    small = min(granules, default=_SMALL)
+    small = -(-small // 8) * 8
+    shapes = [("loop", _LARGE), *((mechanism, small) for mechanism in rig.gpu.mechanisms)]
+    todo = [(name, size, way) for name, size in shapes for way in rig.lanes if size <= len(rig.lanes[way].host)]
+    until, found = time.monotonic() + seconds, []
+    for position, (mechanism, size, way) in enumerate(todo):
+        progress(f"gpu{rig.index}: {way} {show_bytes(size)} by {mechanism} beside decoding", position / len(todo))
+        copies = Copies(rig.gpu, rig.lanes[way], size, None, rig.base, rig.random, mechanism)
+        left = max(0.0, until - time.monotonic()) / (len(todo) - position)
+        found.append(contention.measure(rig.gpu, rig.index, copies, load, mechanism=mechanism, seconds=left))
+    return tuple(found)
+
+
+def through_drive(rig: Rig, folder: Path, pass_bytes: int, progress: Progress) -> tuple[tuple[Pipeline, ...], int]:
+    """Stores and loads between the GPU and a scratch file, with each number of slots; and the bytes written.
+
+    Raises KvplanError where the folder has no room or the drive fails. The file is gone at the end.
+    """
+    lane = rig.lanes["h2d"]
+    blocks = min(pass_bytes, len(lane.host)) // BLOCK
+    if blocks < max(pipeline.SLOTS):
+        raise KvplanError(f"{folder}: too little to write for a pipeline of {max(pipeline.SLOTS)} blocks")
+    looked = scratch.look(folder)
+    scratch.check_room(looked, blocks * BLOCK)
+    slots = tuple(lane.host[at : at + BLOCK] for at in range(0, max(pipeline.SLOTS) * BLOCK, BLOCK))
+    found = []
+    with scratch.scratch_file(looked, blocks * BLOCK) as file:
+        ends = pipeline.Ends(
+            gpu=rig.gpu,
+            index=rig.index,
+            memory=lane.memory[: blocks * BLOCK],
+            stream=lane.stream,
+            slots=slots,
+            descriptor=file.descriptor,
+            disk=f"disk:{folder}",
+            blocks=blocks,
+        )
+        try:
+            pipeline.fill_file(ends)
+            for way in ("load", "store"):
+                for count in pipeline.SLOTS:
+                    progress(f"gpu{rig.index} and {folder}: {way} through {count} slots", None)
+                    one = pipeline.measure(ends, way, count)
+                    found.append(one if file.direct else _buffered(one))
+        except OSError as error:
+            raise KvplanError(f"{folder}: the pipeline's file failed: {reason(error)}") from None
+        finally:
+            rig.gpu.wait(lane.stream)
+            os.ftruncate(file.descriptor, 0)
+    return tuple(found), PASSES * blocks * BLOCK
+
+
+def _buffered(one: Pipeline) -> Pipeline:
+    return replace(one, flags=(*one.flags, "page-cache"))
