@@ -242,7 +242,8 @@ class _Run:
     def _disk(self, judged: Verdict) -> Disk:
         folder, members = self.todo.folder, self.members
         rotational = {member.rotational for member in members}
-        rated = [member.rated_endurance_bytes for member in members]
+        # What several drives endure together depends on how data is spread over them: mirrors write everything twice.
+        rated = members[0].rated_endurance_bytes if len(members) == 1 else None
         return Disk(
             path=str(folder.path),
             filesystem=folder.mount.kind if folder.mount else "unknown",
@@ -253,7 +254,7 @@ class _Run:
             proof=judged.proof,
             model=", ".join(sorted({member.model for member in members if member.model})) or None,
             rotational=rotational.pop() if len(rotational) == 1 else None,
-            rated_endurance_bytes=sum(size for size in rated if size) if rated and None not in rated else None,
+            rated_endurance_bytes=rated,
             members=members,
             scratch_bytes=self.size,
             flags=judged.flags,
