@@ -205,6 +205,8 @@ def from_config(root: Json, ref: ModelRef, name: str, *, stored: Weights | None 
     if dtype is None:
         dtype = "bf16"
         notes.append(Finding(severity="info", code="dtype-assumed", text="the config states no dtype: bf16 assumed"))
+    unread = quantization.unread_scheme(root, c)
+    notes += [unread] if unread else []
     counted = params.count(facts)
     held = quantization.weights(counted, root, c, dtype)
     if stored is not None and stored.params is None and held is not None:
@@ -247,6 +249,8 @@ def context_tokens(c: Config) -> int | None:
     """
     longest = c.optional("max_position_embeddings")
     scaling = next((found for key in ("rope_scaling", "rope_parameters") if (found := c.raw.get(key))), None)
+    if isinstance(scaling, dict) and isinstance(scaling.get("full_attention"), dict):
+        scaling = scaling["full_attention"]  # stated by type of layer: those that see everything bound the context
     if not isinstance(scaling, dict):
         return longest
     kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")

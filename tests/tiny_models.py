@@ -105,6 +105,7 @@ _BY_TYPE = {"rope_parameters": {"sliding_attention": _THETA, "full_attention": _
 _MIXED = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
 _SMALL_CODEC = {"depths": [1] * 7, "num_filters": 4}
 OVERRIDES: Mapping[str, Mapping[str, Any]] = {
+    "apertus1p5": {"text_config": {"vocab_size": 270_000}},
     "bamba": {"attn_layer_indices": [2]},
     "blip-2": {"image_token_index": 300},
     "chameleon": {"vocabulary_map": {"<image>": 300}},
@@ -121,6 +122,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
     "granite4_vision": {"deepstack_layer_map": [[0, 0]], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": _MIXED},
     "helium": {"head_dim": 16},
+    "instructblip": {"image_token_index": 300},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"]},
     "molmo2": {"adapter_config": {"vision_feature_layer": [1, 0]}},
     "moonshine_streaming": {"num_key_value_heads": 8},
@@ -163,7 +165,7 @@ class Recipe:
     sizes: bool = True
 
 
-SECTIONS = ((4, 2, 2), (2, 1, 1), (6, 5, 5), (4, 4, 4, 4))
+SECTIONS = ((4, 2, 2), (3, 3, 2), (2, 1, 1), (6, 5, 5), (4, 4, 4, 4))
 RECIPES = (
     *[Recipe(heads, fill, towers) for towers in (False, True) for heads in (2, 8) for fill in (False, True)],
     *[Recipe(heads, True, True, sections) for sections in SECTIONS for heads in (2, 8)],
@@ -325,17 +327,24 @@ def inputs(built: Built, tokens: int) -> Iterator[dict[str, Any]]:
         "pixel_values": torch.randn(1, 1, 3, 224, 224, dtype=dtype),
         "image_attention_mask": torch.ones(1, tokens, 1, dtype=torch.long),
     }
-    image = getattr(built.model.config, "image_token_index", None) or getattr(
-        built.model.config, "image_token_id", None
-    )
-    queries = getattr(built.model.config, "num_query_tokens", None)
-    if image and queries:
-        whole = {
-            "input_ids": torch.cat([torch.full((1, queries), image), ids], dim=1),
-            "pixel_values": torch.randn(1, 3, 224, 224, dtype=dtype),
-        }
-        yield whole
-        yield {**whole, "qformer_input_ids": ids[:, :4], "qformer_attention_mask": torch.ones_like(ids[:, :4])}
+    yield from _seen(built, ids, dtype)
+
+
+def _seen(built: Built, ids: torch.Tensor, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """An image as so many tokens before the text, for models that cannot do without one."""
+    config = built.model.config
+    queries = getattr(config, "num_query_tokens", None) or getattr(config, "latent_query_num", None)
+    if not queries:
+        return
+    marker = getattr(config, "image_token_index", None) or 4
+    whole = {
+        "input_ids": torch.cat([torch.full((1, queries), marker), ids], dim=1),
+        "pixel_values": torch.randn(1, 3, 224, 224, dtype=dtype),
+    }
+    yield whole
+    yield {**whole, "qformer_input_ids": ids[:, :4], "qformer_attention_mask": torch.ones_like(ids[:, :4])}
+    places = torch.cat([torch.ones(1, queries), torch.zeros(ids.shape)], dim=1).bool()
+    yield {**whole, "image_embeds_position_mask": places}
 
 
 def _encoded(dtype: torch.dtype) -> Iterator[dict[str, Any]]:
@@ -414,6 +423,7 @@ def _encoder_tokens(inputs: Mapping[str, Any], out: Any) -> int | None:
 
 
 def _kept(built: Built, out: Any, given: Any) -> Iterator[torch.Tensor]:
+    out = getattr(out, "language_model_outputs", out)
     returned = next((getattr(out, key) for key in RETURNED if getattr(out, key, None) is not None), given)
     if returned is None:
         raise ValueError("returns no cache")

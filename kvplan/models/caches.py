@@ -97,6 +97,14 @@ def multi_query(c: Config, index: int) -> Caches:
     return (LayerCache(kind="full", heads=heads, k_dim=width, v_dim=width, keys=c.keys()),)
 
 
+def query_groups(c: Config, index: int) -> Caches:
+    """ChatGLM: `multi_query_attention` shares KV heads among as many groups of queries as `multi_query_group_num`."""
+    c = c.asking()
+    key = "multi_query_group_num" if c.flag("multi_query_attention", False) else "num_attention_heads"
+    heads, width = c.number(key), head_dim(c)
+    return (LayerCache(kind="full", heads=heads, k_dim=width, v_dim=width, keys=c.keys()),)
+
+
 def latent(c: Config, index: int) -> Caches:
     """Multi-head latent attention: one latent of `kv_lora_rank` and one shared rotary key per token, no V."""
     c = c.asking()

@@ -57,10 +57,22 @@ DENSE = (
     # Decoders of their authors' own code, whose configs state every size that the cache depends on.
     Family(types=("mimo",), pattern=patterns.qwen_window, defaults={"head_dim": None}),
     Family(types=("internlm2",)),
+    Family(types=types("qwen baichuan internlm"), defaults=AS_HEADS, weights=""),
+    Family(types=("chatglm",), layers={"full_attention": caches.query_groups}, weights=""),
+    Family(
+        types=("openelm",),
+        names={
+            "num_hidden_layers": ("num_transformer_layers",),
+            "num_key_value_heads": ("num_kv_heads",),
+            "hidden_size": ("model_dim",),
+        },
+        weights="",
+    ),
     Family(
         types=("nemotron-nas", "deci"),
         pattern=patterns.block_configs,
-        layers={"full_attention": caches.nas_block},
+        layers={"full_attention": caches.nas_block, "listed_attention": caches.attention},
+        names={"num_key_value_heads": ("num_key_value_heads_per_layer",)},
         weights="nas",
     ),
     # Plain decoders whose class answers for what a file leaves out.

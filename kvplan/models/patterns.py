@@ -210,6 +210,8 @@ def nemotron_types(c: Config, n: int) -> list[str]:
 def block_configs(c: Config, n: int) -> list[str]:
     """Nemotron-NAS: each block says whether it attends at all."""
     blocks = c.items("block_configs")
+    if blocks is None and c.states("num_key_value_heads_per_layer"):
+        return ["listed_attention"] * n
     if blocks is None:
         raise MissingMap("block_configs", c.where)
     types = []

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvplan.documents import Weights
-from kvplan.models.config import Config, Json
+from kvplan.documents import Finding, Weights
+from kvplan.models.config import Config, Json, shown
 from kvplan.models.params import Counts
 
 BESIDE = "hf_quant_config.json"  # where ModelOpt checkpoints keep what others put into config.json
@@ -39,6 +39,16 @@ def kv_dtype(root: Json, c: Config) -> str | None:
     if isinstance(asked, Mapping) and asked.get("num_bits") == 8 and asked.get("type") == "float":
         return "fp8"
     return "fp8" if scheme.get("kv_cache_quant_algo") == "FP8" else None
+
+
+def unread_scheme(root: Json, c: Config) -> Finding | None:
+    """A finding where the checkpoint asks for a KV format that is not read here, None where all is understood."""
+    scheme = _scheme(root, c)
+    asked = scheme.get("kv_cache_scheme") or scheme.get("kv_cache_quant_algo")
+    if not asked or kv_dtype(root, c) is not None:
+        return None
+    text = f"the checkpoint asks for a KV cache of {shown(asked)}, counted in its own dtype here: --kv-dtype says else"
+    return Finding(severity="warning", code="kv-scheme-unread", text=text)
 
 
 def _expert_bits(scheme: Json) -> float | None:
