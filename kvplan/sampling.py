@@ -89,7 +89,7 @@ def curve(
     block_tokens: int,
     capacities: Sequence[int],
     rate: float,
-    samples: int = 4,
+    samples: int = 10,
     hot_blocks: int = 2000,
     progress: Progress = silent,
 ) -> Sampling:
