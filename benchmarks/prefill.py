@@ -88,9 +88,10 @@ class Row:
         return self.predicted / self.measured - 1
 
 
-def compare(name: str, raw: dict[str, Any], lengths: tuple[int, ...], rounds: int) -> Iterator[Row]:
+def compare(
+    name: str, raw: dict[str, Any], lengths: tuple[int, ...], rounds: int, device: TorchPasses
+) -> Iterator[Row]:
     """Whole and cut models in turn, at each length."""
-    device = TorchPasses(name, "cpu", "this processor", 2**40, clock=time.process_time)
     whole = cutmodel.read(raw, name)
     pairs = cutmodel.pairs(whole)
     configs = {picks: config for p in pairs for picks, config in ((p.base, p.base_config), (p.more, p.more_config))}
@@ -122,7 +123,8 @@ def main() -> int:
     print(f"{'model':24}" + "".join(f"{n:>9}" for n in LENGTHS) + f"{'mean |error|':>14}")
     worst, means = 0.0, list[float]()
     for name, raw in MODELS.items():
-        errors = [row.error for row in compare(name, raw, LENGTHS, rounds)]
+        device = TorchPasses(name, "cpu", "this processor", 2**40, clock=time.process_time)
+        errors = [row.error for row in compare(name, raw, LENGTHS, rounds, device)]
         mean = float(np.mean(np.abs(errors)))
         worst, means = max(worst, *map(abs, errors)), [*means, mean]
         print(f"{name:24}" + "".join(f"{100 * error:+8.1f}%" for error in errors) + f"{100 * mean:13.1f}%", flush=True)

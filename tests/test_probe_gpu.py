@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
-from kvplan.probing import contention, cuda, gpu_copies, mechanisms, nvml, pinning, pipeline
+from kvplan.probing import contention, cuda, gpu_copies, gpu_extras, mechanisms, nvml, pinning, pipeline
 from kvplan.units import GiB, KiB, MiB
 
 BUFFER = 4 * MiB
@@ -300,17 +301,30 @@ def test_a_gpu_that_torch_cannot_reach(tmp_path: Path, monkeypatch: pytest.Monke
         probe.measure(ProbeOptions(only=("gpu",)))
 
 
-def test_the_page_of_the_gpu_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_of_the_gpu_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("a CUDA device is here: the page would be of it")
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py", "--disk", str(tmp_path)])
+    monkeypatch.setattr(contention, "STEPS", 200)
+    monkeypatch.setattr(gpu_extras, "BLOCK", 256 * KiB)
     path = Path(__file__).resolve().parents[1] / "benchmarks/gpu_check.py"
     check = runpy.run_path(str(path))
     card = device(pci="0000:01:00.0", max_link_generation=5, max_link_width=16)
     monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=(card,)))
     monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=5, width=16))
     small = partial(probe_gpu.measure, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
-    monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **{**more, "seconds": 0.0}))
+
+    def measured(gpu: FakeGpu, on: Host, **more: Any) -> probe_gpu.GpuResult:
+        extras = replace(more["extras"], contention_s=0.01)
+        return small(gpu, on, **{**more, "seconds": 0.0, "extras": extras})
+
+    monkeypatch.setattr(probe_gpu, "measure", measured)
     for gpu, code, verdict in (
-        (FakeGpu(pci=card.pci), 0, "every word arrived as it was sent"),
-        (FakeGpu(pci=card.pci, corrupt_after=20 * MiB), 1, "1 of 40 cells held wrong data"),
+        (TimedGpu(pci=card.pci, step_s=1e-4), 0, "every word arrived as it was sent"),
+        (TimedGpu(pci=card.pci, step_s=1e-4, corrupt_after=20 * MiB), 1, "1 of 40 cells held wrong data"),
     ):
         monkeypatch.setattr(cuda, "devices", lambda gpu=gpu: (gpu,))
         assert check["main"]() == code
@@ -318,6 +332,10 @@ def test_the_page_of_the_gpu_check(monkeypatch: pytest.MonkeyPatch, capsys: pyte
         assert "Link      generation 5 x16 under load, generation 5 x16 possible; raw 63.01 GB/s each way" in page
         assert "Pinned    8.00 MiB of 8.00 MiB" in page
         assert verdict in page
+        assert "Decoding  nothing, " in page
+        pipes = [line.split()[:2] for line in page.splitlines() if line.split()[:1] in (["load"], ["store"])]
+        assert pipes == [[way, slots] for way in ("load", "store") for slots in ("2", "4", "8")]
+        assert any("us " in line and "gather kernel" in line for line in page.splitlines())
         assert [line.split()[0] for line in page.splitlines() if "GB/s" in line and "iB " in line][:2] == [
             "32.00",
             "64.00",
