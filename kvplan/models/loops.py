@@ -9,7 +9,7 @@ from kvplan.errors import KvplanError
 from kvplan.models.config import Config, MissingKey, MissingMap
 from kvplan.models.patterns import Pattern, stated
 
-MAX_RUNS = 1000
+MOST_CACHES = 20_000  # of all runs of all layers together
 
 
 def repeated(times: int, kind: str) -> Pattern:
@@ -20,7 +20,9 @@ def repeated(times: int, kind: str) -> Pattern:
 def cycled(c: Config, n: int) -> list[str]:
     """HRM: `num_hidden_layers` counts every run of both stacks where `num_layers_per_stack` stands beside it."""
     if not c.states("num_layers_per_stack"):
-        n *= _runs(c, "H_cycles") * (_runs(c, "L_cycles") + 1)
+        n *= c.number("H_cycles") * (c.number("L_cycles") + 1)
+    if n > MOST_CACHES:
+        raise KvplanError(f"{c.where}: cycles through {n} layers, which no model can have")
     return ["full_attention"] * n
 
 
@@ -37,7 +39,7 @@ def dory_types(c: Config, n: int) -> list[str]:
     start = c.number("n_input_layers", least=0)
     middle = c.optional("n_recurrent_layers", least=0)
     end = n - c.number("n_output_layers", least=0) if middle is None else start + middle
-    return _loop(types, start, end, 1 if mode == "last_loop" else _runs(c, "n_recurrent_loops"), c)
+    return _loop(types, start, end, 1 if mode == "last_loop" else c.number("n_recurrent_loops"), c)
 
 
 def looped(c: Config, n: int) -> list[str]:
@@ -56,17 +58,10 @@ def looped(c: Config, n: int) -> list[str]:
         start, end = c.checked("loop_config.core_start", start, 0), c.checked("loop_config.core_end", end, 0)
         return _loop(types, start, end, c.checked("loop_config.num_passes", runs, 1), c)
     start, end = c.number("loop_layer_index_start", least=0), c.number("loop_layer_index_end", least=0)
-    return _loop(types, start, end, _runs(c, "loop_num_passes"), c)
-
-
-def _runs(c: Config, key: str) -> int:
-    found = c.number(key)
-    if found > MAX_RUNS:
-        raise KvplanError(f"{c.where}: {key!r} is {found}, which no model can have")
-    return found
+    return _loop(types, start, end, c.number("loop_num_passes"), c)
 
 
 def _loop(types: list[str], start: int, end: int, runs: int, c: Config) -> list[str]:
-    if not start <= end <= len(types) or runs > MAX_RUNS:
+    if not start <= end <= len(types) or len(types) * runs > MOST_CACHES:
         raise KvplanError(f"{c.where}: loops layers {start} to {end} {runs} times, but the model has {len(types)}")
     return types[:start] + types[start:end] * runs + types[end:]
