@@ -328,7 +328,9 @@ def tiers(runs: reuse.Runs, requests: Requests, capacities: Sequence[int]) -> tu
     above it.
     """
     if any(low >= high for low, high in pairwise(capacities)):
-        raise UsageError("--tiers: name them from the smallest, at the top, to the largest")
+        raise UsageError("--tiers: name them from the smallest, at the top, to the largest, at least a block apart")
+    if capacities[0] < 1:
+        raise UsageError(f"--tiers: a tier holds at least one block, which is {requests.block_tokens} tokens here")
     stacked = np.cumsum(capacities).tolist()
     references, unique = len(requests.blocks), reuse.unique_blocks(requests)
     rows = []

@@ -82,6 +82,8 @@ def test_tiers_must_grow() -> None:
     requests = make([[0]], [4])
     with pytest.raises(UsageError, match="smallest"):
         whatif.tiers(reuse.find_runs(requests), requests, (10, 10))
+    with pytest.raises(UsageError, match="at least one block, which is 4 tokens here"):
+        whatif.tiers(reuse.find_runs(requests), requests, (0, 10))
 
 
 # ---------------------------------------------------------------------------------------------- tenants
