@@ -23,7 +23,7 @@ from kvplan.documents import (
     Weights,
     Workload,
 )
-from kvplan.engines.layout import Layout, engine, version
+from kvplan.engines.layout import Layout, canonical, engine, version
 from kvplan.engines.profiles import profile
 from kvplan.errors import LimitError, UsageError
 from kvplan.units import GiB, show_bytes
@@ -47,6 +47,7 @@ def estimate(
     an engine's start-up lines say. Raises KvplanError for an engine, a KV dtype or a parallel layout that is unknown or
     cannot hold this model, and LimitError where weights and overhead leave nothing for the cache.
     """
+    options = replace(options, engine=canonical(options.engine))
     _check(options)
     options, added = _with_media(options, media)
     layout = engine(options.engine).lay_out(model, options)
@@ -139,7 +140,7 @@ def _per_gpu(model: Model, options: EstimateOptions) -> tuple[Weights | None, tu
         return weights, ()
     known = (weights.experts_bytes, weights.embedding_bytes, weights.head_bytes)
     experts, embedding, head = (part or 0 for part in known)
-    blocks = weights.bytes - experts - embedding - (head if head != embedding else 0)
+    blocks = weights.bytes - experts - embedding - head
     if None in known or blocks < 0:
         text = f"where the weights sit is not known: an even share over {parallel.gpus} GPUs is taken"
         return (
@@ -147,7 +148,7 @@ def _per_gpu(model: Model, options: EstimateOptions) -> tuple[Weights | None, tu
             (Finding(severity="info", code="weights-even-share", text=text),),
         )
     layers, stage = max(1, model.num_layers), -(-model.num_layers // parallel.pp)
-    ends = max(embedding, head) if parallel.pp > 1 else weights.bytes - experts - blocks
+    ends = max(embedding, head or embedding) if parallel.pp > 1 else embedding + head
     dealt = parallel.tp * (parallel.dp if parallel.expert_parallel else 1)
     size = -(-(blocks * stage // layers + ends) // parallel.tp) + -(-(experts * stage // layers) // dealt)
     return replace(weights, bytes_per_gpu=size), ()

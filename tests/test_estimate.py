@@ -21,6 +21,7 @@ from kvplan.errors import KvplanError, LimitError, UsageError
 from kvplan.estimate import estimate
 from kvplan.files import dump, parse, wrap
 from kvplan.model import load_model
+from kvplan.models.weights import parts
 from kvplan.units import GiB
 
 LATENT = 61 * 576 * 2
@@ -179,7 +180,7 @@ def test_properties_of_every_layout(name: str, kind: str, tp: int, pp: int, shor
         assert first.steady_bytes <= second.steady_bytes
         assert first.admission_bytes <= second.admission_bytes
         assert second.steady_bytes <= second.admission_bytes
-        assert second.steady_bytes <= second.hybrid_off_bytes or kind == "llama.cpp"
+        assert second.steady_bytes <= second.hybrid_off_bytes or kind in ("llama.cpp", "vllm")  # padding slots
     for own, whole, need in zip(placed.kv.bytes_at, alone.kv.bytes_at, logical.kv.bytes_at, strict=True):
         assert own.steady_bytes >= whole.steady_bytes or placed.block_tokens != alone.block_tokens or pp > 1
         assert own.steady_bytes >= need.steady_bytes or states_differ(name)
@@ -346,6 +347,12 @@ def test_the_context_is_never_longer_than_the_models() -> None:
 # ------------------------------------------------------------------------------- refusals
 
 
+def test_engines_have_names_that_people_write() -> None:
+    found = run("llama-3.1-8b", engine="llamacpp", gpu=gpu("h100-80gb"))
+    assert (found.engine, found.memory is not None) == ("llama.cpp", True)
+    assert run("llama-3.1-8b", engine="trtllm").engine == "tensorrt-llm"
+
+
 def test_unknown_engines_and_options_are_refused() -> None:
     with pytest.raises(KvplanError, match=r"unknown engine 'vlm'.*none, .*vllm"):
         run("llama-3.1-8b", engine="vlm")
@@ -413,6 +420,32 @@ def test_weights_are_dealt_by_what_they_are(parallel: Parallel, held: int) -> No
     found = estimate(parted(6400, 50, 70), EstimateOptions(parallel=parallel)).weights
     assert found is not None
     assert found.bytes_per_gpu == held
+
+
+def test_a_tied_head_is_copied_to_the_last_stage() -> None:
+    tied, apart = parted(0, 64, 0), parted(0, 64, 64)
+    for facts, alone in ((tied, 3200 + 64), (apart, 3200 + 128)):
+        for pp, held in ((1, alone), (2, 1600 + 64)):
+            found = estimate(facts, EstimateOptions(parallel=Parallel(pp=pp, tp=2))).weights
+            assert found is not None
+            assert found.bytes_per_gpu == held // 2
+
+
+def test_tensor_names_say_where_weights_live() -> None:
+    sizes = {
+        "model.embed_tokens.weight": 1,
+        "lm_head.weight": 2,
+        "model.layers.0.mlp.experts.7.up_proj.weight": 4,
+        "model.layers.0.mlp.experts.gate_up_proj_blocks": 8,
+        "model.layers.0.mlp.shared_experts.up_proj.weight": 16,
+        "model.layers.0.self_attn.q_proj.weight": 32,
+        "blk.3.ffn_gate_exps.weight": 64,
+        "token_embd.weight": 128,
+        "output.weight": 256,
+        "output_norm.weight": 512,
+    }
+    assert parts(sizes) == {"experts": 76, "embedding": 129, "head": 258}
+    assert parts({"model.embed_tokens.weight": 5}) == {"experts": 0, "embedding": 5, "head": 0}
 
 
 def test_weights_of_unknown_parts_are_shared_evenly() -> None:

@@ -44,6 +44,7 @@ MODULES = {
     "llama.cpp": "kvplan.engines.llamacpp",
     "tensorrt-llm": "kvplan.engines.tensorrt_llm",
 }
+ALIASES = {"llamacpp": "llama.cpp", "trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "hf": "transformers"}
 
 # Bits of one element of each KV dtype that needs no scales beside it.
 ELEMENT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "fp8": 8}
@@ -114,6 +115,11 @@ class Engine(Protocol):
     def lay_out(self, model: Model, options: EstimateOptions) -> Layout:
         """The layout of a model. Raises KvplanError for what this engine cannot do, naming the option or the layer."""
         ...
+
+
+def canonical(name: str) -> str:
+    """An engine's own name for a name that people also write."""
+    return ALIASES.get(name.lower(), name)
 
 
 def engine(name: str) -> Engine:

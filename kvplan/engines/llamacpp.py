@@ -31,6 +31,8 @@ VERSION = "0c1e570 (0.5.0-dev, October 2026)"
 CELLS = 256  # cells are padded to a multiple of this, for every stream
 STATE_BYTES = 4  # recurrent state and convolutions are kept in f32, whatever the model says
 
+RECURRENCES = (None, "mamba1", "mamba2", "delta", "kimi-delta", "lightning", "short-conv")
+
 # Model types whose windows a converted file keeps; in all others llama.cpp attends over every token.
 KEEPS_WINDOWS = frozenset(
     {"gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "gpt_oss", "llama4_text", "cohere2", "cohere2_moe"}
@@ -252,7 +254,8 @@ class LlamaCppEngine:
             if count < 1:
                 raise KvplanError(f"{name} is {count}: at least 1")
         kinds = {group.cache.kind for group in grouped(model)}
-        if any(group.cache.tokens_per_entry > 1 for group in grouped(model)) or "cross" in kinds:
+        odd = any(group.cache.recurrence not in RECURRENCES for group in grouped(model))
+        if odd or any(group.cache.tokens_per_entry > 1 for group in grouped(model)) or "cross" in kinds:
             kind = model.ref.model_type
             raise KvplanError(f"llama.cpp's cache for {kind} has a shape that is not laid out here: use --engine none")
         type_k, type_v = self._types(options)

@@ -357,6 +357,9 @@ class VllmLayout:
         if self.model.ref.model_type not in CHECKED and any(cache.kind != "full" for cache in self._caches):
             text = f"model type {self.model.ref.model_type} is not among those whose plans were held against vLLM's own"
             found.append(Finding(severity="info", code="general-rules", text=f"{text}: its general rules are applied"))
+        if any(cache.draft for cache in self._caches) and any(cache.kind == "recurrent" for cache in self._caches):
+            text = "each speculative token holds one more state block of every request, which is not counted"
+            found.append(Finding(severity="warning", code="speculative-state", text=text))
         if self._skipped:
             text = f"{len(self._skipped)} layers at both ends keep {self.model.dtype}, not {self.stored_dtype}"
             found.append(Finding(severity="info", code="layers-skipped", text=text))

@@ -92,5 +92,5 @@ def weights(counts: Counts | None, root: Json, c: Config, dtype: str) -> Weights
         source=source,
         experts_bytes=round(counts.experts * bits / 8),
         embedding_bytes=counts.embedding * plain // 8,
-        head_bytes=(counts.head or counts.embedding) * plain // 8,
+        head_bytes=counts.head * plain // 8,
     )

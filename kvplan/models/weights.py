@@ -33,13 +33,12 @@ ROLES = {
 
 
 def parts(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Bytes of experts, embedding and head among tensors given as name and bytes; a tied head is the embedding."""
+    """Bytes of experts, embedding and head among tensors given as name and bytes; a tied head has none."""
     found = dict.fromkeys(ROLES, 0)
     for name, size in sizes.items():
         role = next((role for role, pattern in ROLES.items() if pattern.search(name)), None)
         if role is not None:
             found[role] += size
-    found["head"] = found["head"] or found["embedding"]
     return found
 
 

@@ -214,8 +214,10 @@ def _growth(estimate: Estimate) -> Section:
         reading=f"One sequence holds {last}.",
         alt=f"Bytes of one sequence by length, from {show_bytes(total[0][1])} at {lengths[0]} tokens to {last}.",
         charts=(plot,),
+        plot=bool(estimate.kv.bytes_at),
     )
-    return Section(name="growth", heading="How it grows", blocks=(figure,))
+    asked = bool(estimate.kv.bytes_at)  # whoever asks for lengths sees the curve at once
+    return Section(name="growth", heading="How it grows", blocks=(figure,), first=asked)
 
 
 def _engine_view(estimate: Estimate) -> tuple[Section, ...]:
