@@ -196,6 +196,11 @@ def test_bad_block_ids_are_named(csv: Any) -> None:
     assert len(read([path], block_tokens=4, skip_bad=1).input_tokens) == 1
 
 
+def test_a_column_named_twice_is_refused(csv: Any) -> None:
+    with pytest.raises(KvplanError, match="its first line names the column 'x' twice"):
+        read([csv("timestamp,input_tokens,x,x\n1,5,1,1\n")])
+
+
 def test_numbers_and_dates_do_not_mix(csv: Any) -> None:
     path = csv("timestamp,input_tokens\n2025-01-01,5\n7,6\n")
     with pytest.raises(KvplanError, match=r"log.csv:2: timestamp is '2025-01-01', which is no time"):

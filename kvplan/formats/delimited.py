@@ -50,6 +50,9 @@ def read(lines: Lines, options: Options) -> Rows:
     names = header(first[0][1]) if first else None
     if names is None:
         raise KvplanError(f"{lines.name}: its first line does not name columns")
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise KvplanError(f"{lines.name}: its first line names the column {twice[0]!r} twice")
     table = Table(lines, options, roles(lines, names, options))
     for batch in _batches(lines, names, table.found, first[0]):
         table.add(batch)

@@ -16,7 +16,7 @@ from kvplan.files import reason
 from kvplan.formats.source import Hashed, broken_data, decompressed, first_line, is_url, opened, unmangled
 from kvplan.progress import Progress
 
-_BLOCK = 4 << 20
+_BLOCK = 1 << 20
 _LONGEST_LINE = 1 << 28
 _BOM = b"\xef\xbb\xbf"
 
@@ -37,7 +37,7 @@ class Lines:
         self._progress = progress
         self._stream, self._size = opened(path)
         self._hashed = Hashed(self._stream)
-        self._buffered = io.BufferedReader(self._hashed, _BLOCK // 4)
+        self._buffered = io.BufferedReader(self._hashed, _BLOCK)
         self._first: bytes | None = None  # the first block, once somebody has looked at it
         self._blocks = self._read()
         self._records: list[tuple[int, bytes]] | None = None
@@ -80,7 +80,7 @@ class Lines:
         return [(number, line) for number, line in enumerate(lines, 1) if line.strip()][:count]
 
     def blocks(self) -> Iterator[bytes]:
-        """The content as blocks of whole lines, a few MiB each; the last one may lack its final line break."""
+        """The content as blocks of whole lines, about a MiB each; the last one may lack its final line break."""
         first = self.start()
         self._first = b""
         if first:
@@ -163,7 +163,7 @@ class Lines:
                 data = text.read(_BLOCK)
             if not data:
                 break
-            if self._hashed.count - told >= 2 * _BLOCK:
+            if self._hashed.count - told >= 8 * _BLOCK:
                 told = self._hashed.count
                 self._progress(f"reading {self.name}", told / self._size if self._size else None)
             end = data.rfind(b"\n") + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -120,19 +120,6 @@ def _apart(parts: Sequence[Rows]) -> list[Keys]:
     starts = np.cumsum([0, *(int(part.keys.max(initial=-1)) + 1 for part in parts)])
     kind: Any = np.int32 if starts[-1] < 2**31 else np.int64
     return [part.keys.astype(kind) + kind(start) for part, start in zip(parts, starts, strict=False)]
-
-
-def joined_keys(parts: list[Keys], let_go: Callable[[], None]) -> Keys:
-    """One array of all keys. Each part is given up once copied, as `let_go` does with others' hold on them."""
-    keys = np.empty(sum(part.size for part in parts), np.result_type(*(part.dtype for part in parts)))
-    let_go()
-    parts.reverse()
-    at = 0
-    while parts:
-        part = parts.pop()
-        keys[at : at + part.size] = part
-        at += part.size
-    return keys
 
 
 def field_at(value: object, path: Sequence[str]) -> Any:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvplan.errors import UsageError
 from kvplan.formats.compiled import compiled, must_compile
 from kvplan.formats.lines import Lines
-from kvplan.formats.rows import Keys, Options, field_at, joined_keys, label, malformed
+from kvplan.formats.rows import Keys, Options, field_at, label, malformed
 
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -278,7 +278,9 @@ class Scanner:
         self._names = np.frombuffer("".join(names).encode(), np.uint8)
         self._ends = np.cumsum([len(name) for name in names])
         self._limits = np.array([(field.needed, field.least, field.most) for field in fields], np.int64).reshape(-1, 3)
-        self._parts: list[tuple[Ints, NDArray[np.float64], Ints, Ints, Keys]] = []
+        self._parts: list[tuple[Ints, NDArray[np.float64], Ints, Ints]] = []
+        self._keys = bytearray()
+        self._kind: Any = np.int32
         self._tenants: list[str | None] = []
         self._labels: dict[str, int] = {}
         self._ids = np.empty(0, np.uint64)
@@ -291,7 +293,7 @@ class Scanner:
         for block in self._lines.blocks():
             number = self._block(block if block.endswith(b"\n") else block + b"\n", number)
         line, time, numbers, count = (np.concatenate([part[i] for part in self._parts]) for i in range(4))
-        keys = joined_keys([part[4] for part in self._parts], self._parts.clear)
+        keys: Keys = np.frombuffer(self._keys, self._kind)
         columns = {field.name: numbers[:, i] for i, field in enumerate(self._fields)}
         return Scanned(line=line, time=time, numbers=columns, count=count, keys=keys, tenant=self._tenants)
 
@@ -318,10 +320,16 @@ class Scanner:
                     line[row], count[row] = number, ids.size
                     row, used = row + 1, used + ids.size
                 at, number = end + 1, number + 1
-        ids = self._ids[:used]
-        keys: Keys = ids.astype(np.int32) if not used or ids.max() < 2**31 else ids.view(np.int64).copy()
-        self._parts.append((line[:row], time[:row], numbers[:row], count[:row], keys))
+        self._keep(self._ids[:used])
+        self._parts.append((line[:row], time[:row], numbers[:row], count[:row]))
         return number
+
+    def _keep(self, ids: NDArray[np.uint64]) -> None:
+        """Append ids to those of the blocks before: in 32 bits while all fit, in memory that grows in place."""
+        if self._kind is np.int32 and ids.size and ids.max() >= 2**31:
+            self._keys = bytearray(np.frombuffer(self._keys, np.int32).astype(np.int64).tobytes())
+            self._kind = np.int64
+        self._keys += ids.astype(np.int32).data if self._kind is np.int32 else ids.data
 
     def _slow(self, number: int, text: bytes, numbers: Ints) -> tuple[float, NDArray[np.uint64]] | None:
         """A line through the full decoder, None where it is blank or cannot be used."""
