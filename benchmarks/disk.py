@@ -72,7 +72,8 @@ def fio(engine: str, path: str, cell: Cell, file_bytes: int, count: int, seed: i
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     side = job[cell.way]
     latency = side["lat_ns"]["percentile"]
-    cpu = (job["usr_cpu"] + job["sys_cpu"]) / 100 * side["runtime"] / 1e3
+    # Of several threads fio tells the average.
+    cpu = jobs * (job["usr_cpu"] + job["sys_cpu"]) / 100 * side["runtime"] / 1e3
     return Shot(
         rate=side["bw_bytes"],
         p50=latency["50.000000"] / 1e9,
