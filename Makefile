@@ -48,6 +48,15 @@ docs: $(VENV)/.dev ## Regenerate the command reference and the map of the code.
 truth-transformers: $(VENV)/.dev ## Build every model type that transformers can and compare its cache, byte by byte.
 	$(BIN)/python benchmarks/truth_transformers.py
 
+check-page: $(VENV)/.dev ## Hold the HTML pages against axe-core: needs npm (which fetches it) and a Chromium.
+	@command -v npm > /dev/null || { echo "make check-page needs npm, which fetches axe-core" >&2; exit 1; }
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	npm install --prefix "$$folder" --no-save --ignore-scripts --no-audit --no-fund --loglevel=error axe-core@4 && \
+	KVPLAN_AXE="$$folder/node_modules/axe-core/axe.min.js" $(BIN)/pytest tests/test_axe.py
+
+bench-report: $(VENV)/.dev ## CPU seconds of a plan's page in each form.
+	$(BIN)/python benchmarks/report.py
+
 bench-startup: $(VENV)/.dev ## CPU seconds of whole commands.
 	$(BIN)/python benchmarks/startup.py
 

@@ -23,6 +23,7 @@ Spec: TypeAlias = dict[str, Any]
 VEGA_LITE = "6.4"
 WIDTH = 680
 _ROOM = 0.16  # of a tornado's span at either side, for the names of its ends
+_PHONE = 400  # a plot narrower than this is on a phone
 _SIDE = 62  # every plot leaves this for the labels of its y axis, so that charts of one figure line up
 _SCREEN_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
 _ALONE_FONT = "Arial, 'Liberation Sans', Helvetica, sans-serif"  # the renderer knows its widths: legends do not collide
@@ -50,7 +51,7 @@ PRINT = Palette(
         "host": "#0b7a6f",
         "disk": "#b35a00",
         "recompute": "#8a3d9e",
-        "muted": "#6b7482",
+        "muted": "#606a78",
         "danger": "#c0263c",
         "ink": "#1c2430",
         "soft": "#5a6472",
@@ -71,7 +72,7 @@ def spec(chart: Chart, palette: Palette, width: int | str = WIDTH) -> Spec:
         case Stack():
             drawn = _stack(chart, palette)
         case Tornado():
-            drawn = _tornado(chart, palette)
+            drawn = _tornado(chart, palette, live=width == "container")
     frame: Spec = {"$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE}.json", "width": width}
     return {**frame, "autosize": {"type": "fit-x", "contains": "padding"}, **drawn, "config": _config(palette)}
 
@@ -185,7 +186,7 @@ def _plot(plot: Plot, palette: Palette, live: bool) -> Spec:
     layers += [_line(series, plot, x, y, colour) for series in plot.series]
     if live:
         layers += [_hover(series, plot, x, y, colour) for series in plot.series if series.style != "dots"]
-    layers += _rules(plot, palette, x, y)
+    layers += _rules(plot, palette, x, y, live)
     drawn: Spec = {"title": clean(plot.y.title), "height": plot.height, "layer": layers}
     if plot.above is not None:
         drawn["layer"] = [*_two_axes(plot.above, x_axis, x_scale), *layers]
@@ -261,18 +262,32 @@ def _histogram(bins: Bins, plot: Plot, x: Spec, y: Spec, colour: Spec) -> Spec:
     return _layer(rows, "rect", look, x=x, y=y, color=colour, tooltip=_tooltip(plot), **ends)
 
 
-def _rules(plot: Plot, palette: Palette, x: Spec, y: Spec) -> list[Spec]:
+def _rules(plot: Plot, palette: Palette, x: Spec, y: Spec, live: bool) -> list[Spec]:
+    """Lines across with their names; on a live chart the names of upright ones follow its width."""
     layers = []
-    for one in labels.upright(plot):
+    narrow = labels.upright(plot, labels.NARROW)
+    for one, small in zip(labels.upright(plot), narrow, strict=True):
         rows = [{"x": one.rule.value, "text": one.rule.label}]
-        place = {"align": "right" if one.left else "left", "dx": -6 if one.left else 6}
-        layers += _named_line(rows, one.rule, palette, place, {"x": x}, {"y": {"value": one.y}})
-    for rule in plot.rules:
-        if rule.axis == "y":
-            rows = [{"y": rule.value, "text": rule.label}]
-            place = {"align": "left", "dx": 4, "dy": 10 if labels.hangs(plot, rule) else -8}
-            layers += _named_line(rows, rule, palette, place, {"y": y}, {"x": {"value": 0}})
+        wide_look, narrow_look = (
+            {"align": "right", "dx": -6} if at.left else {"align": "left", "dx": 6} for at in (one, small)
+        )
+        place = {key: _by_width(narrow_look[key], value, live) for key, value in wide_look.items()}
+        layers += _named_line(
+            rows, one.rule, palette, place, {"x": x}, {"y": {"value": _by_width(small.y, one.y, live)}}
+        )
+    for name in labels.level(plot):
+        rows = [{"y": name.rule.value, "text": name.rule.label}]
+        place = {"align": "right" if name.right else "left", "dx": -4 if name.right else 4, "dy": name.dy}
+        at: Spec = {"value": "width" if name.right else 0}
+        layers += _named_line(rows, name.rule, palette, place, {"y": y}, {"x": at})
     return layers
+
+
+def _by_width(narrow: Any, wide: Any, live: bool) -> Any:
+    """A value that depends on how wide a live chart came out, halfway between a phone and a desk."""
+    if not live or narrow == wide:
+        return wide
+    return {"expr": f"width < {_PHONE} ? {json.dumps(narrow)} : {json.dumps(wide)}"}
 
 
 def _named_line(rows: list[Spec], rule: Rule, palette: Palette, place: Spec, line: Spec, name: Spec) -> list[Spec]:
@@ -309,7 +324,7 @@ def _stack(stack: Stack, palette: Palette) -> Spec:
     return {"height": 52, "layer": layers, **titled}
 
 
-def _tornado(tornado: Tornado, palette: Palette) -> Spec:
+def _tornado(tornado: Tornado, palette: Palette, live: bool) -> Spec:
     ends = [value for swing in tornado.swings for value in (swing.low, swing.high)]
     low, high = min(tornado.base, *ends), max(tornado.base, *ends)
     room = (high - low or abs(high) or 1.0) * _ROOM
@@ -327,7 +342,7 @@ def _tornado(tornado: Tornado, palette: Palette) -> Spec:
     for left in (True, False):
         there = [row for row in rows if row["label"] and (row["x2"] < tornado.base) == left]
         place = {"align": "right" if left else "left", "dx": -5 if left else 5}
-        look = {**place, "fontSize": 11, "color": palette["soft"]}
+        look = {**place, "fontSize": 11, "color": palette["soft"], "opacity": _by_width(0, 1, live)}
         layers.append(_layer(there, "text", look, x=_number("x2", axis_x, scale), y=y, text=_word("label")))
     base: Spec = {"color": palette["ink"], "strokeWidth": 1.25}
     layers.append(_layer([{"x": tornado.base}], "rule", base, x=x))

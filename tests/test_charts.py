@@ -163,6 +163,26 @@ def test_the_numbers_drawn_are_the_numbers_given() -> None:
     assert all(0 < one["x"] < one["x2"] for one in bins), "a bin from zero still shows on a logarithmic axis"
 
 
+def brightness(colour: str) -> float:
+    """Relative luminance of a colour such as '#1c2430' (WCAG 2)."""
+    shares = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_colours_can_be_read_light_and_dark_and_are_those_of_print() -> None:
+    css = Path(bundle.__file__).with_name("page.css").read_text(encoding="utf-8")
+    themes = [
+        dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", css, re.S)
+    ]
+    assert len(themes) == 2
+    assert {role: themes[0][role] for role in charts.PRINT.colours} == charts.PRINT.colours
+    for theme in themes:
+        for role in set(charts.PRINT.colours) - {"paper", "grid", "faint"}:
+            high, low = sorted((brightness(theme[role]), brightness(theme["paper"])), reverse=True)
+            assert (high + 0.05) / (low + 0.05) >= 4.5, (role, theme[role])
+
+
 def test_names_with_quotes_are_drawn_as_they_are() -> None:
     words = "".join(ElementTree.fromstring(charts.svg(CURVE, charts.PRINT)).itertext())
     assert 'the "GPU" \\ end' in words

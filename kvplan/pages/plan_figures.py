@@ -10,7 +10,7 @@ from kvplan.documents import BreakEven, Budget, Plan
 from kvplan.page import Axis, Figure, Part, Plot, Role, Rule, Series, Stack, Swing, Tornado
 from kvplan.pages import parts, workload_figures
 from kvplan.render.scales import brief, show
-from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
+from kvplan.units import show_bytes, show_duration, show_percent
 
 # What the planner calls the pieces of a budget; whatever it names anew takes the next colour that is left.
 _PARTS: dict[str, Role] = {
@@ -27,6 +27,8 @@ _PARTS: dict[str, Role] = {
     "left free": "faint",
     "less than a block": "faint",
 }
+_CACHE = ("KV cache", "reusable blocks")
+_SLIVER = 0.01  # of a bar: what is thinner is drawn together with its like; the table has every part
 _SPARE: tuple[Role, ...] = ("third", "recompute", "disk", "muted", "host")
 _TIERS: tuple[tuple[str, Role], ...] = (("host", "host"), ("disk", "disk"))
 _EDGE = 1.06  # room at both ends of the break-even chart, so that its outermost dots are whole
@@ -54,13 +56,18 @@ def budgets(plan: Plan) -> tuple[Figure, ...]:
 
 def _bar(name: str, budget: Budget) -> Stack:
     spare = cycle(_SPARE)
-    drawn = tuple(
+    total = sum(item.bytes for item in budget.items)
+    small = [item for item in budget.items if 0 < item.bytes < _SLIVER * total]
+    shown = [item for item in budget.items if item.bytes and (item not in small or len(small) < 2)]
+    drawn = [
         Part(name=item.name, value=float(item.bytes), role=_PARTS[item.name] if item.name in _PARTS else next(spare))
-        for item in budget.items
-        if item.bytes
-    )
+        for item in shown
+    ]
+    if len(small) > 1:
+        rest = Part(name=f"{len(small)} small parts", value=float(sum(item.bytes for item in small)), role="third")
+        drawn.insert(next((n for n, item in enumerate(shown) if item.name in _CACHE), len(drawn)), rest)
     limit = None if budget.limit_bytes is None else float(budget.limit_bytes)
-    return Stack(title=name, unit="bytes", parts=drawn, limit=limit)
+    return Stack(title=name, unit="bytes", parts=tuple(drawn), limit=limit)
 
 
 # ---------------------------------------------------------------------------------------------------- hits
@@ -97,10 +104,9 @@ def hits(plan: Plan) -> tuple[Figure, ...]:
     alone, chosen = show_percent(plan.budgets.gpu.hit_ratio), show_percent(last.hit_ratio)
     ceiling = show_percent(workload.ceiling_hit_ratio)
     reading = f"GPU alone {alone}, with the recommendation {chosen}, an infinite cache {ceiling}."
-    if workload.optimal:
-        top = max(workload.optimal, key=lambda point: point.capacity_tokens)
-        reading += f" The best replacement policy there is would reach {show_percent(top.hit_ratio)}"
-        reading += f" in {show_tokens(top.capacity_tokens)} tokens."
+    best = workload_figures.optimal_ratio(workload, max(ends.values()))
+    if best is not None:
+        reading += f" The best replacement policy there is would reach {show_percent(best)} in the same space."
     return (workload_figures.hit_ratio(workload, tuple(marks), reading),)
 
 

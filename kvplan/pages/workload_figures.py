@@ -76,6 +76,11 @@ def fill_time(workload: Workload, tokens: float) -> float | None:
     return _between(_fill_times(workload), tokens)
 
 
+def optimal_ratio(workload: Workload, tokens: float) -> float | None:
+    """Hits of the optimal policy in a cache of `tokens` tokens, between two of its points; None beyond them."""
+    return _between(sorted((float(one.capacity_tokens), one.hit_ratio) for one in workload.optimal), tokens)
+
+
 def _fill_times(workload: Workload) -> list[tuple[float, float]]:
     points = sorted((float(one.capacity_tokens), one.fill_time_s) for one in workload.curve if one.fill_time_s)
     return [(0.0, 0.0), *points] if points else []

@@ -162,12 +162,17 @@ def _grid(table: Table) -> str:
     used = [i for i in range(len(table.columns)) if any(row.cells[i] for row in table.rows)]
     columns = [table.columns[index] for index in used]
     caption = f"<caption>{escape(table.title)}</caption>" if table.title else ""
-    heads = "".join(f'<th scope="col"{_class(column)}>{escape(column.title)}</th>' for column in columns)
+    heads = "".join(_head(column) for column in columns)
     head = f"<thead><tr>{heads}</tr></thead>" if any(column.title for column in columns) else ""
     rows = "".join(_row(row, used, table.columns) for row in table.rows)
     name = escape(table.title or "table, may scroll sideways")
     scroll = f'<div class="scroll" role="group" tabindex="0" aria-label="{name}">'
     return f"{scroll}<table>{caption}{head}<tbody>{rows}</tbody></table></div>"
+
+
+def _head(column: Column) -> str:
+    """A heading, or where a column has none an empty cell: a heading without words confuses those who listen."""
+    return f'<th scope="col"{_class(column)}>{escape(column.title)}</th>' if column.title else "<td></td>"
 
 
 def _class(column: Column) -> str:
@@ -218,7 +223,7 @@ def _figure(figure: Figure) -> str:
     numbers = "".join(_numbers(chart) for chart in figure.charts)
     title = escape(figure.title)
     return (
-        f'<figure id="figure-{figure.name}" role="group" aria-label="{title}"><h3>{title}</h3>{drawn}'
+        f'<figure id="figure-{figure.name}" aria-label="{title}"><h3>{title}</h3>{drawn}'
         f"<figcaption>{escape(figure.reading)}</figcaption>"
         f"<details><summary>The numbers</summary>{numbers}</details></figure>"
     )

@@ -10,7 +10,7 @@ from itertools import pairwise
 from kvplan.page import Plot, Rule
 from kvplan.render import scales
 
-_WIDTH = 600.0  # what a plot is across when its names are placed; on other screens they stand a little elsewhere
+WIDE, NARROW = 600.0, 270.0  # what a plot is across on a desk or on paper, and on a phone
 _CHARACTER = 5.7  # of a name at 11 px, on average
 _LINE = 15  # from one name to the next below it
 _CLEAR = 8.0  # between a name and what is drawn
@@ -34,26 +34,50 @@ class Named:
     left: bool
 
 
-def upright(plot: Plot) -> list[Named]:
-    """Where the names of a plot's upright lines go, from left to right."""
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A level rule with the place of its name: `dy` pixels below the line, at its left or right end."""
+
+    rule: Rule
+    dy: int
+    right: bool
+
+
+def upright(plot: Plot, width: float = WIDE) -> list[Named]:
+    """Where the names of a plot's upright lines go where it is `width` pixels across, from left to right."""
     wide, tall = scales.domains(plot)
-    taken = []
-    for rule in plot.rules:
-        if rule.axis == "y":
-            at = plot.height * (1 - _place(rule.value, tall, plot.y.log)) + (10 if hangs(plot, rule) else -8)
-            taken.append(_Box(0.0, _CHARACTER * len(rule.label), at))
+    taken = [_level_box(plot, one, width, tall) for one in level(plot, width)]
     found = []
     for rule in sorted((rule for rule in plot.rules if rule.axis == "x"), key=lambda rule: rule.value):
         across = _place(rule.value, wide, plot.x.log)
-        box = _free(rule, across, plot, taken, wide, tall)
+        box = _free(rule, across * width, width, plot, taken)
         taken.append(box)
-        found.append(Named(rule, box.y, left=box.left < across * _WIDTH))
+        found.append(Named(rule, box.y, left=box.left < across * width))
     return found
 
 
-def hangs(plot: Plot, rule: Rule) -> bool:
-    """Whether the name of a level line hangs below it, because above there is no room left."""
-    return _place(rule.value, scales.domains(plot)[1], plot.y.log) > 0.9
+def level(plot: Plot, width: float = WIDE) -> list[Level]:
+    """Where the names of a plot's level lines go: the first end of the line that is clear, above it or below it."""
+    _, tall = scales.domains(plot)
+    found = []
+    for rule in (rule for rule in plot.rules if rule.axis == "y"):
+        below = _place(rule.value, tall, plot.y.log) > 0.9  # no room above
+        ways = [Level(rule, dy, right) for right in (False, True) for dy in ((10,) if below else (-8, 10))]
+        lines = [line for line in _lines(plot, width) if line != _line_of(plot, rule, width)]
+        found.append(max(ways, key=lambda way: min(_CLEAR, _clearance(_level_box(plot, way, width, tall), lines, []))))
+    return found
+
+
+def _level_box(plot: Plot, one: Level, width: float, tall: tuple[float, float]) -> _Box:
+    at = plot.height * (1 - _place(one.rule.value, tall, plot.y.log)) + one.dy
+    length = _CHARACTER * len(one.rule.label)
+    return _Box(width - length, width, at) if one.right else _Box(0.0, length, at)
+
+
+def _line_of(plot: Plot, rule: Rule, width: float) -> tuple[float, ...]:
+    """A level rule as a line in pixels."""
+    at = plot.height * (1 - _place(rule.value, scales.domains(plot)[1], plot.y.log))
+    return (0.0, at, width, at)
 
 
 def _place(value: float, span: tuple[float, float], log: bool) -> float:
@@ -62,25 +86,22 @@ def _place(value: float, span: tuple[float, float], log: bool) -> float:
     return (at - low) / (high - low) if high > low else 0.0
 
 
-def _free(
-    rule: Rule, across: float, plot: Plot, taken: list[_Box], wide: tuple[float, float], tall: tuple[float, float]
-) -> _Box:
+def _free(rule: Rule, start: float, width: float, plot: Plot, taken: list[_Box]) -> _Box:
     """The first place beside an upright line that no curve, bar or name crosses; the emptiest where there is none.
 
     Curves rise to the right and leave the lower right corner free, so names of curves are tried from below; above bars
     there is room kept for names, so theirs are tried from above.
     """
+    wide, _ = scales.domains(plot)
     heights = range(9, plot.height - 8, _LINE) if plot.bins else range(plot.height - 10, 8, -_LINE)
-    length, start = _CHARACTER * len(rule.label), across * _WIDTH
+    length = _CHARACTER * len(rule.label)
     right, left = (start + 6, start + 6 + length), (start - 6 - length, start - 6)
-    sides = [side for side in (right, left) if side[0] >= 0 and side[1] <= _WIDTH]
-    boxes = [_Box(*side, float(height)) for side in sides or [left if across > 0.55 else right] for height in heights]
-    lines = list(_lines(plot, wide, tall))
-    others = [
-        _WIDTH * _place(one.value, wide, plot.x.log)
-        for one in plot.rules
-        if one.axis == "x" and one.value != rule.value
-    ]
+    sides = [side for side in (right, left) if side[0] >= 0 and side[1] <= width]
+    roomier = left if start > width / 2 else right
+    boxes = [_Box(*side, float(height)) for side in sides or [roomier] for height in heights]
+    lines = list(_lines(plot, width))
+    upright = [one.value for one in plot.rules if one.axis == "x" and one.value != rule.value]
+    others = [width * _place(value, wide, plot.x.log) for value in upright]
 
     def room(box: _Box) -> float:
         crossed = any(box.left - 4 < other < box.right + 4 for other in others)
@@ -89,11 +110,12 @@ def _free(
     return max(boxes, key=room)
 
 
-def _lines(plot: Plot, wide: tuple[float, float], tall: tuple[float, float]) -> Iterator[tuple[float, ...]]:
+def _lines(plot: Plot, width: float) -> Iterator[tuple[float, ...]]:
     """What is drawn, as pieces of lines in pixels: x and y of both ends; a bar is its top, and all that is under it."""
+    wide, tall = scales.domains(plot)
 
     def pixel(x: float, y: float) -> tuple[float, float]:
-        return _WIDTH * _place(x, wide, plot.x.log), plot.height * (1 - _place(y, tall, plot.y.log))
+        return width * _place(x, wide, plot.x.log), plot.height * (1 - _place(y, tall, plot.y.log))
 
     for series in plot.series:
         points = [pixel(*point) for point in scales.visible(series.points, plot)]
@@ -105,8 +127,7 @@ def _lines(plot: Plot, wide: tuple[float, float], tall: tuple[float, float]) -> 
             yield (*pixel(low, value), *pixel(high, value), math.inf)
     for rule in plot.rules:
         if rule.axis == "y":
-            at = pixel(wide[1], rule.value)[1]
-            yield (0.0, at, _WIDTH, at)
+            yield _line_of(plot, rule, width)
 
 
 def _clearance(box: _Box, lines: list[tuple[float, ...]], taken: list[_Box]) -> float:
