@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kvplan import reuse
 from kvplan.documents import Comparison, Finding, Hits, Requests, Workload
+from kvplan.errors import KvplanError
 from kvplan.units import show_percent
 
 _MOVED = 0.02  # a change of the ceiling worth a warning
@@ -13,6 +14,8 @@ _MOVED = 0.02  # a change of the ceiling worth a warning
 
 def compared(earlier: Workload, later: Workload, both: Requests | None) -> Workload:
     """`later` with `earlier` beside it. `both` is the two logs read as one, None where they overlap in time."""
+    if earlier.ceiling_hit_ratio is None or later.ceiling_hit_ratio is None:
+        raise KvplanError("--compare needs two logs whose reuse is known, and one has lengths only")
     known = None if both is None else _known(earlier, both)
     comparison = Comparison(
         sources=earlier.sources,
@@ -25,7 +28,11 @@ def compared(earlier: Workload, later: Workload, both: Requests | None) -> Workl
         known_hit_ratio=known,
         curve=_common(earlier, later),
     )
-    return replace(later, compared=comparison, findings=(*later.findings, *_findings(earlier, later, known)))
+    return replace(
+        later,
+        compared=comparison,
+        findings=(*later.findings, *_findings(earlier.ceiling_hit_ratio, later.ceiling_hit_ratio, known)),
+    )
 
 
 def _known(earlier: Workload, both: Requests) -> float:
@@ -53,8 +60,7 @@ def _common(earlier: Workload, later: Workload) -> tuple[Hits, ...]:
     )
 
 
-def _findings(earlier: Workload, later: Workload, known: float | None) -> list[Finding]:
-    before, after = earlier.ceiling_hit_ratio, later.ceiling_hit_ratio
+def _findings(before: float, after: float, known: float | None) -> list[Finding]:
     change = f"The ceiling went from {show_percent(before)} to {show_percent(after)} of the input tokens"
     severity = "warning" if after < before - _MOVED else "info"
     findings = [Finding(severity="warning", code="ceiling-fell", text=f"{change}: requests share less than before.")]

@@ -174,7 +174,7 @@ def load(runs: reuse.Runs, requests: Requests, steps: Flight, window_s: float) -
             input_tokens=int(arrived[1][i]),
             output_tokens=int(arrived[2][i]),
             active_tokens=int(active[i]),
-            working_set_tokens=int(resident[i]),
+            working_set_tokens=int(resident[i]) if requests.hashed else None,
         )
         for i in range(count)
     )

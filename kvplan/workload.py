@@ -54,6 +54,8 @@ def profile(
     asked = [*capacity_blocks, *(tokens // requests.block_tokens for tokens in capacity_tokens)]
     timed = not np.isnan(requests.time_s).any()
     _refuse_nonsense(requests, asked, ttl_s, timed, measure_from)
+    if not requests.hashed:
+        return _load_only(requests, timed, service)
     runs = reuse.find_runs(requests, progress) if runs is None else runs
     progress("measuring the curve")
     tokens = reuse.run_tokens(runs, requests)
@@ -61,7 +63,10 @@ def profile(
     alive = runs if ttl_s is None else runs.where(gap_s <= ttl_s)
     grid = hitcurve.grid(reuse.unique_blocks(requests), asked)
     tenants = _tenants(runs, requests, tokens)
-    times, held_by = _times(runs, requests, gap_s, tokens, ttl_s, service) if timed else ({}, None)
+    times, held_by = _times(runs, requests, ttl_s, service) if timed else ({}, None)
+    if timed:
+        times["reuse_intervals"] = timeline.intervals(gap_s, tokens, ttl_s)
+        times["working_set"] = timeline.working_sets(runs, requests, ttl_s)
     core = Workload(
         sources=requests.sources,
         curve=hitcurve.points(alive, requests, grid),
@@ -86,26 +91,63 @@ def profile(
     return replace(core, **times, **extras, **played, findings=findings)
 
 
-def _totals(runs: reuse.Runs, requests: Requests, timed: bool) -> dict[str, Any]:
-    """What the log holds, and the ceilings."""
-    ceiling = hitcurve.points(runs, requests, np.array([reuse.unique_blocks(requests)]))[0]
-    input_tokens = int(requests.input_tokens.sum())
-    novel_tokens = input_tokens - ceiling.hit_tokens
+def _load_only(requests: Requests, timed: bool, service: ServiceModel | None) -> Workload:
+    """What a log of lengths says: who asked for how much and when, and nothing about reuse."""
+    names = ", ".join(source.name for source in requests.sources) or "the log"
+    text = (
+        f"{names} has lengths only: what it reuses cannot be known, so there is no hit curve and nothing to plan "
+        "a cache with. Give a log with block ids or with the text of its prompts."
+    )
+    times, held_by = _times(reuse.find_runs(requests), requests, None, service) if timed else ({}, None)
+    core = Workload(
+        sources=requests.sources,
+        curve=(),
+        active_tokens=None,
+        active_requests=None,
+        service=held_by,
+        block_references=0,
+        unique_blocks=0,
+        novel_tokens=None,
+        ceiling_hit_ratio=None,
+        engine_hit_ratio=None,
+        one_off_tokens_ratio=None,
+        **_sums(requests, timed),
+    )
+    findings = (
+        Finding(severity="warning", code="lengths-only", text=text),
+        *requests.findings,
+        *_about_time(requests, held_by, 0, core.input_tokens, None),
+    )
+    return replace(core, **times, findings=findings)
+
+
+def _sums(requests: Requests, timed: bool) -> dict[str, Any]:
+    """What the log holds, reuse aside."""
     return {
         "requests": len(requests.input_tokens),
         "span_s": float(requests.time_s[-1] - requests.time_s[0]) if timed else None,
         "block_tokens": requests.block_tokens,
-        "input_tokens": input_tokens,
+        "input_tokens": int(requests.input_tokens.sum()),
         "input_tokens_sq": int(np.square(requests.input_tokens.astype(np.int64)).sum()),
         "output_tokens": int(requests.output_tokens.sum()),
+        "input_lengths": timeline.percentiles(requests.input_tokens),
+        "output_lengths": timeline.percentiles(requests.output_tokens),
+    }
+
+
+def _totals(runs: reuse.Runs, requests: Requests, timed: bool) -> dict[str, Any]:
+    """What the log holds, and the ceilings."""
+    ceiling = hitcurve.points(runs, requests, np.array([reuse.unique_blocks(requests)]))[0]
+    sums = _sums(requests, timed)
+    input_tokens = sums["input_tokens"]
+    novel_tokens = input_tokens - ceiling.hit_tokens
+    return sums | {
         "novel_tokens": novel_tokens,
         "block_references": int(requests.offsets[-1]),
         "unique_blocks": reuse.unique_blocks(requests),
         "ceiling_hit_ratio": _ratio(ceiling.hit_tokens, input_tokens),
         "engine_hit_ratio": _ratio(_engine_hit_tokens(runs, requests), input_tokens),
         "one_off_tokens_ratio": 1 - _ratio(_reused_novel_tokens(runs, requests), novel_tokens),
-        "input_lengths": timeline.percentiles(requests.input_tokens),
-        "output_lengths": timeline.percentiles(requests.output_tokens),
         "reused_prefix_lengths": ceiling.prefixes,
     }
 
@@ -148,12 +190,7 @@ def profiled(
 
 
 def _times(
-    runs: reuse.Runs,
-    requests: Requests,
-    gap_s: Floats,
-    tokens: Ints,
-    ttl_s: float | None,
-    service: ServiceModel | None,
+    runs: reuse.Runs, requests: Requests, ttl_s: float | None, service: ServiceModel | None
 ) -> tuple[dict[str, Any], ServiceModel]:
     """The fields that need time stamps, and how long requests were held to be in flight."""
     window_s = ttl_s or _LOAD_WINDOW_S
@@ -163,9 +200,7 @@ def _times(
     fields = {
         "active_tokens": active_tokens,
         "active_requests": active_requests,
-        "load_window_s": window_s,
-        "reuse_intervals": timeline.intervals(gap_s, tokens, ttl_s),
-        "working_set": timeline.working_sets(runs, requests, ttl_s),
+        "load_window_s": window_s if requests.hashed else None,
         "load": timeline.load(runs, requests, steps, window_s),
         "arrivals": timeline.by_hour(requests),
     }
@@ -249,7 +284,7 @@ def _policies(
 def _refuse_nonsense(
     requests: Requests, asked: Sequence[int], ttl_s: float | None, timed: bool, measure_from: float
 ) -> None:
-    if not requests.hashed:
+    if not requests.hashed and (asked or ttl_s is not None):
         names = ", ".join(source.name for source in requests.sources) or "the log"
         raise KvplanError(
             f"{names}: has lengths only, so what it reuses cannot be known and no hit curve is drawn: "

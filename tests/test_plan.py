@@ -540,3 +540,11 @@ def test_planning_loads_no_array_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_log_of_lengths_is_no_base_for_a_plan() -> None:
+    document = samples.workload()
+    unknown = {"ceiling_hit_ratio": None, "engine_hit_ratio": None, "novel_tokens": None, "one_off_tokens_ratio": None}
+    lengths = replace(document, data=replace(document.data, curve=(), **unknown))
+    with pytest.raises(KvplanError, match="lengths only"):
+        make(samples.estimate(), lengths, samples.probe(), None, Policy())

@@ -389,9 +389,23 @@ def test_what_ifs_on_the_log_itself_and_two_periods() -> None:
 
 
 def test_a_log_of_lengths_has_no_curve_and_says_why() -> None:
-    lengths = replace(make([[], []], [3, 9]), hashed=False, block_tokens=1)
+    lengths = replace(make([[], []], [3, 9], times=[0, 5]), hashed=False, block_tokens=1)
+    workload = profile(lengths)
+    assert workload.curve == ()
+    assert (workload.ceiling_hit_ratio, workload.novel_tokens, workload.load_window_s) == (None, None, None)
+    assert (workload.input_tokens, workload.input_tokens_sq, workload.span_s) == (12, 90, 5)
+    assert sum(one.input_tokens for one in workload.load) == 12
+    assert {one.working_set_tokens for one in workload.load} == {None}
+    assert workload.findings[0].code == "lengths-only"
     with pytest.raises(KvplanError, match="the log: has lengths only, so what it reuses cannot be known"):
-        profile(lengths)
+        profile(lengths, capacity_blocks=[4])
+
+
+def test_a_log_of_lengths_has_a_page_and_no_claim_of_reuse() -> None:
+    workload = profile(replace(make([[], []], [3, 9], times=[0, 5]), hashed=False, block_tokens=1))
+    text, _ = report.markdown(report.sections(files.wrap(workload)), "files")
+    assert "lengths only" in text
+    assert "ceiling" not in text
 
 
 def test_the_page_shows_every_what_if() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.documents import Document, Finding, ModelRef, Parallel, Percentiles, Provenance
 from kvplan.page import Column, Fact, Findings, Row, Section, Table
 from kvplan.render.scales import show
-from kvplan.units import show_bytes, show_duration, show_tokens
+from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 UNKNOWN = "unknown"
 NONE = "none"
@@ -116,3 +116,8 @@ def plural(count: int, noun: str) -> str:
 def fact(label: str, value: str, note: str = "", provenance: Provenance | None = None) -> Fact:
     """One figure that stands on its own."""
     return Fact(label=label, value=value, note=note, provenance=provenance)
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio as a percentage, or the word for unknown."""
+    return UNKNOWN if ratio is None else show_percent(ratio)

@@ -102,7 +102,7 @@ def hits(plan: Plan) -> tuple[Figure, ...]:
         marks.append((f"full after the TTL of {show_duration(plan.policy.ttl_s)}", held, "danger"))
     last = plan.budgets.disk if "disk" in ends else plan.budgets.host if "host" in ends else plan.budgets.gpu
     alone, chosen = show_percent(plan.budgets.gpu.hit_ratio), show_percent(last.hit_ratio)
-    ceiling = show_percent(workload.ceiling_hit_ratio)
+    ceiling = parts.percent(workload.ceiling_hit_ratio)
     reading = f"GPU alone {alone}, with the recommendation {chosen}, an infinite cache {ceiling}."
     best = workload_figures.optimal_ratio(workload, max(ends.values()))
     if best is not None:

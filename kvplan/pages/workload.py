@@ -32,9 +32,10 @@ def page(document: Document[Workload]) -> Page:
         _evidence(workload),
     )
     names = ", ".join(source.name for source in workload.sources)
+    does = "reuses" if workload.curve else "asks for"
     return Page(
         kind=document.kind,
-        title=f"What {names} reuses" if names else "What the log reuses",
+        title=f"What {names} {does}" if names else f"What the log {does}",
         lead=workload_figures.lead(workload),
         origin=parts.origin(document),
         sections=sections,
@@ -42,15 +43,20 @@ def page(document: Document[Workload]) -> Page:
 
 
 def _summary(workload: Workload) -> Section:
-    ceiling, engine = show_percent(workload.ceiling_hit_ratio), show_percent(workload.engine_hit_ratio)
-    tokens = f"{show_tokens(workload.novel_tokens)} of them new; {show_tokens(workload.output_tokens)} output"
-    once = show_percent(workload.one_off_tokens_ratio)
+    tokens = f"{show_tokens(workload.output_tokens)} output"
+    if workload.novel_tokens is not None:
+        tokens = f"{show_tokens(workload.novel_tokens)} of them new; {tokens}"
     facts = [
-        fact("ceiling", ceiling, "infinite cache, cold start, by tokens", "measured"),
-        fact("ceiling under the engine's rule", engine, "full blocks, last token computed", "measured"),
+        *_ratios(workload, "ceiling_hit_ratio", "ceiling", "infinite cache, cold start, by tokens"),
+        *_ratios(workload, "engine_hit_ratio", "ceiling under the engine's rule", "full blocks, last token computed"),
         fact("requests", f"{workload.requests:,}", _pace(workload), "measured"),
         fact("input tokens", show_tokens(workload.input_tokens), tokens, "measured"),
-        fact("new tokens never used again", once, "of all new tokens: keeping them helps nobody", "measured"),
+        *_ratios(
+            workload,
+            "one_off_tokens_ratio",
+            "new tokens never used again",
+            "of all new tokens: keeping them helps nobody",
+        ),
     ]
     active, service = workload.active_tokens, workload.service
     if active is not None and service is not None:
@@ -60,6 +66,12 @@ def _summary(workload: Workload) -> Section:
             )
         )
     return Section(name="summary", heading="At a glance", blocks=(Facts(items=tuple(facts)),), first=True)
+
+
+def _ratios(workload: Workload, field: str, name: str, note: str) -> list[Fact]:
+    """One ratio of the log, or nothing where a log of lengths cannot say it."""
+    ratio = getattr(workload, field)
+    return [] if ratio is None else [fact(name, show_percent(ratio), note, "measured")]
 
 
 def _pace(workload: Workload) -> str:

@@ -17,12 +17,14 @@ _NEARLY = 0.9  # a cache that catches this share of what any cache could catch i
 
 def nearly_all(workload: Workload) -> CurvePoint | None:
     """The smallest measured capacity that catches nine tenths of the ceiling."""
-    wanted = _NEARLY * workload.ceiling_hit_ratio
+    wanted = _NEARLY * (workload.ceiling_hit_ratio or 0.0)  # without a ceiling there is no curve either
     return next((point for point in workload.curve if point.hit_ratio >= wanted), None)
 
 
 def lead(workload: Workload) -> str:
     """The workload in one line."""
+    if workload.ceiling_hit_ratio is None:
+        return "It has lengths only: what it asks for and when, not what it reuses."
     if workload.ceiling_hit_ratio == 0:
         return "No request repeats another's beginning: no cache of any size would help."
     line = f"At best {show_percent(workload.ceiling_hit_ratio)} of the input tokens can come from a cache"
@@ -41,7 +43,8 @@ def hit_ratio(workload: Workload, ends: tuple[tuple[str, float, Role], ...] = ()
     if not ends and best is not None:
         ends = (("nine tenths of the ceiling", float(best.capacity_tokens), "third"),)
     rules = [Rule(axis="x", value=tokens, label=name, role=role) for name, tokens, role in ends if tokens > 0]
-    rules.append(Rule(axis="y", value=workload.ceiling_hit_ratio, label="infinite cache"))
+    if workload.ceiling_hit_ratio is not None:
+        rules.append(Rule(axis="y", value=workload.ceiling_hit_ratio, label="infinite cache"))
     span = rising(workload.curve, [tokens for _, tokens, _ in ends if tokens > 0])
     plot = Plot(
         x=Axis(title="capacity in tokens", unit="tokens", log=True, domain=span),
@@ -116,7 +119,7 @@ def rising(curve: tuple[CurvePoint, ...], marked: Sequence[float] = ()) -> tuple
 
 def _shares(workload: Workload) -> str:
     """What half and nine tenths of the ceiling take."""
-    wanted = [share * workload.ceiling_hit_ratio for share in (0.5, _NEARLY)]
+    wanted = [share * (workload.ceiling_hit_ratio or 0.0) for share in (0.5, _NEARLY)]
     sizes = [next((p.capacity_tokens for p in workload.curve if p.hit_ratio >= ratio), None) for ratio in wanted]
     half, most = ("more than the curve shows" if size is None else f"{show_tokens(size)} tokens" for size in sizes)
     return f"Half of the ceiling takes {half}, nine tenths take {most}."
@@ -186,7 +189,7 @@ def load(workload: Workload) -> tuple[Figure, ...]:
     arrivals = tuple((one.start_s, one.start_s + one.width_s, one.input_tokens / one.width_s) for one in slots)
     x = Axis(title="time in the log", unit="s", domain=(arrivals[0][0], arrivals[-1][1]))
     middle = [(one.start_s + one.width_s / 2, one) for one in slots]
-    touched = tuple((at, float(one.working_set_tokens)) for at, one in middle)
+    touched = tuple((at, float(one.working_set_tokens)) for at, one in middle if one.working_set_tokens is not None)
     active = tuple((at, float(one.active_tokens)) for at, one in middle)
     window = f", last {show_duration(workload.load_window_s)}" if workload.load_window_s else ""
     rate = Plot(
@@ -199,7 +202,7 @@ def load(workload: Workload) -> tuple[Figure, ...]:
         x=x,
         y=Axis(title="tokens", unit="tokens"),
         series=(
-            Series(name=f"working set{window}", points=touched, role="third"),
+            *([Series(name=f"working set{window}", points=touched, role="third")] if touched else []),
             Series(name="active tokens", points=active, role="second"),
         ),
         height=180,
@@ -207,5 +210,6 @@ def load(workload: Workload) -> tuple[Figure, ...]:
     start, _, most = max(arrivals, key=lambda one: one[2])
     when = "at the start of the log" if start == 0 else f"{show_duration(start)} into the log"
     reading = f"The busiest stretch brings {show_tokens(most)} input tokens a second, {when}."
-    alt = f"Input tokens a second, working set and active tokens over the log. {reading}"
+    held_by = "working set and active tokens" if touched else "and active tokens"
+    alt = f"Input tokens a second, {held_by} over the log. {reading}"
     return (Figure(name="load", title="Load over time", reading=reading, alt=alt, charts=(rate, held)),)

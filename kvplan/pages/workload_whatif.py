@@ -177,7 +177,7 @@ def compared(workload: Workload) -> tuple[Section, ...]:
         ("input tokens", show_tokens(before.input_tokens), show_tokens(workload.input_tokens)),
         ("output tokens", show_tokens(before.output_tokens), show_tokens(workload.output_tokens)),
         ("input tokens a request, p50", f"{before.input_lengths.p50:,.0f}", f"{workload.input_lengths.p50:,.0f}"),
-        ("ceiling", show_percent(before.ceiling_hit_ratio), show_percent(workload.ceiling_hit_ratio)),
+        ("ceiling", show_percent(before.ceiling_hit_ratio), parts.percent(workload.ceiling_hit_ratio)),
     ]
     if before.known_hit_ratio is not None:
         rows.append(("ceiling, warm from the earlier period", "", show_percent(before.known_hit_ratio)))

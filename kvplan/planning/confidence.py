@@ -155,9 +155,10 @@ def _log(facts: Facts) -> Iterator[Evidence]:
     for source in workload.sources:
         value = f"{source.requests:,} requests, SHA-256 {source.sha256[:12]}"
         yield Evidence(what=f"log {source.name}", value=value, provenance="measured", source=source.format, date=date)
+    ceiling = show_percent(workload.ceiling_hit_ratio or 0.0)  # a plan has a curve, and a curve has a ceiling
     yield Evidence(
         what="hit curve",
-        value=f"{len(workload.curve)} exact points, ceiling {show_percent(workload.ceiling_hit_ratio)} of input tokens",
+        value=f"{len(workload.curve)} exact points, ceiling {ceiling} of input tokens",
         provenance="measured",
         source="LRU replay of the log, cold start",
         date=date,

@@ -57,6 +57,11 @@ def scaled(point: CurvePoint, ratio: float) -> CurvePoint:
 def curves_of(workload: Workload, policy: Policy, replicas: int, disk_survives: bool) -> Curves:
     """The curves of a policy. Raises KvplanError where the workload cannot say what the policy asks."""
     findings: list[Finding] = []
+    if workload.novel_tokens is None or workload.one_off_tokens_ratio is None:
+        raise KvplanError(
+            "the workload is of a log that has lengths only, so what a cache would hit is not known: "
+            "profile a log with block ids or with the text of its prompts"
+        )
     first = math.ceil(workload.novel_tokens * (1 - workload.one_off_tokens_ratio))
     ceiling = workload.input_tokens - workload.novel_tokens
     points, ceiling, first = _shared(workload, policy, ceiling, first, findings)
@@ -100,7 +105,7 @@ def _shared(
     if own == hits:  # no request reuses another tenant's blocks, so keeping them apart changes nothing
         return points, ceiling, first
     keep = own / hits if hits else 0.0
-    copies = (workload.input_tokens - own) / max(1, workload.novel_tokens)
+    copies = (workload.input_tokens - own) / max(1, workload.novel_tokens or 0)
     text = (
         f"no curve of separate tenants is in the workload: every capacity is taken to need {copies:.3g} x its room and "
         f"to keep {show_percent(keep)} of its hits, as an infinite cache does"

@@ -67,7 +67,7 @@ def _why(
         )
     if tier is None:
         return _absent(facts, name)
-    if not facts.workload.curve or facts.workload.ceiling_hit_ratio == 0:
+    if not facts.workload.curve or not facts.workload.ceiling_hit_ratio:
         return "the log reuses no prefix"
     if math.isinf(break_even_length(case.prefill, tier.path)):
         return f"recomputing is quicker than loading from {name} at every length"
