@@ -362,6 +362,16 @@ def test_the_deepest_decoder_config_counts() -> None:
         read({"model_type": "unheard_of", "vlm_backbone": inner})
 
 
+def test_a_nested_decoder_without_a_type_has_the_one_that_its_class_gives_it(mapping: Any) -> None:
+    """So a hybrid inside a multimodal config is never read as dense because it does not say what it is."""
+    inner = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 128}
+    model = read({"model_type": "glm4v", "text_config": inner, "torch_dtype": "bfloat16"})
+    assert (model.ref.model_type, per_token(model), model.findings) == ("glm4v_text", 4 * 2 * 2 * 16 * 2, ())
+    assert "nobody knows which layers" in refused({"model_type": "lfm3_vl", "text_config": inner})
+    named = read({"model_type": "lfm3_vl", "text_config": {**inner, "layer_types": ["conv", "full_attention"] * 2}})
+    assert named.ref.model_type == "lfm3"
+
+
 def test_plain_models_have_their_known_figures() -> None:
     """Case A34."""
     llama2 = {**LLAMA, "num_key_value_heads": 32}

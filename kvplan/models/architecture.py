@@ -67,6 +67,9 @@ def read(root: Json, name: str) -> Facts:
     config = locate(root, name)
     family = BY_TYPE.get(config.model_type)
     if family is None:
+        config = _named(root, config)
+        family = BY_TYPE.get(config.model_type)
+    if family is None:
         return _unknown(config)
     config = replace(config, defaults=family.defaults, names=family.names)
     try:
@@ -81,18 +84,30 @@ def read(root: Json, name: str) -> Facts:
             raise missing from None
 
 
-def completed(root: Json, config: Config) -> Json | None:
-    """The decoder's config as transformers' own class completes it; None where transformers has no such class.
+def _named(root: Json, config: Config) -> Config:
+    """The same config with the model type that transformers gives a nested decoder which states none of its own."""
+    nested = _inside(root, config.prefix)
+    if not config.prefix or nested.get("model_type"):
+        return config
+    whole = _whole(root, config)
+    kind = _inside(whole, config.prefix).get("model_type") if whole else None
+    return replace(config, raw={**config.raw, "model_type": kind}) if kind else config
 
-    No code of a model's author is ever run. Raises KvplanError where the class itself refuses the config.
-    """
+
+def _inside(whole: Json, prefix: str) -> Json:
+    for key in prefix.rstrip(".").split(".") if prefix else ():
+        whole = whole.get(key) or {}
+    return whole
+
+
+def _whole(own: Json, config: Config) -> Json | None:
+    """A config as transformers' class of its model type completes it; None where there is no such class."""
     from transformers import CONFIG_MAPPING
     from transformers.utils import logging
 
     logging.set_verbosity_error()  # what it has to say of rotary settings does not touch the cache
-    own = config.raw if config.model_type in CONFIG_MAPPING else root
     kind = own.get("model_type")
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return None
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -100,10 +115,20 @@ def completed(root: Json, config: Config) -> Json | None:
     except Exception as error:  # a foreign class may raise anything; its words are all there is to report
         line = " ".join(str(error).split())
         raise KvplanError(f"{config.where}: transformers refuses this config: {line[:300]}") from None
-    if own is root and config.prefix:
-        for key in config.prefix.rstrip(".").split("."):
-            whole = whole.get(key) or {}
     return whole
+
+
+def completed(root: Json, config: Config) -> Json | None:
+    """The decoder's config as transformers' own class completes it; None where transformers has no such class.
+
+    No code of a model's author is ever run. Raises KvplanError where the class itself refuses the config.
+    """
+    from transformers import CONFIG_MAPPING
+
+    if config.model_type in CONFIG_MAPPING:
+        return _whole(config.raw, config)
+    whole = _whole(root, config)
+    return _inside(whole, config.prefix) if whole is not None else None
 
 
 def _unknown(config: Config) -> Facts:
