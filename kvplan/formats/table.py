@@ -129,6 +129,8 @@ class Table:
         self._refuse(batch, next((role for role in DURATION_UNITS if role in batch.columns), ""), wrong & ~bad)
         keep = np.flatnonzero(~(bad | wrong))
         keys, count = _kept(batch.lists, keep, batch.line.size)
+        if self._room is not None and self._used + keys.size > self._room.size:
+            raise KvplanError(f"{self._lines.name}: holds more block ids than its directory says: the file is damaged")
         if self._room is not None:
             self._room[self._used : self._used + keys.size] = keys
             self._used, keys = self._used + keys.size, keys[:0]
