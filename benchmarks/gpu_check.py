@@ -1,8 +1,8 @@
 """Measure a GPU host's links in a few minutes and print one page: `make gpu-check`.
 
 Runs the same code as `kvplan probe`, on every GPU that this process may use, then two checks of its method: copies
-timed as nvbandwidth does, and a prefill summed from cut models against the whole model's. Exits 1 where there is no GPU,
-or where a copy did not arrive as it was sent.
+timed as nvbandwidth does, and a prefill summed from cut models against the whole model's. Exits 1 where there is no
+GPU, or where a copy did not arrive as it was sent.
 """
 
 from __future__ import annotations

@@ -243,6 +243,11 @@ def _with_gpus(probe: Probe, options: ProbeOptions, todo: ProbePlan, progress: P
             written_bytes=probe.written_bytes + found.written_bytes,
             findings=(*probe.findings, *found.findings),
         )
+    if len(devices) > 1 and todo.gpu_s:
+        links, told = probe_gpu.measure_together(
+            devices, probe.host, seconds=todo.gpu_s / len(devices) / 4, seed=options.seed, progress=progress
+        )
+        probe = replace(probe, links=(*probe.links, *links), findings=(*probe.findings, *told))
     return probe
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from kvplan.documents import Contention, Finding, GpuDevice, Host, Link, Pinning, Pipeline
 from kvplan.errors import KvplanError
-from kvplan.probing import cuda, nvml
+from kvplan.probing import cuda, nvml, together
 from kvplan.probing.cuda import Gpu, HostArray
 from kvplan.probing.gpu_copies import Copies, Lane, Seen
 from kvplan.probing.gpu_extras import Extras, Rig, beside_decoding, through_drive
@@ -30,7 +30,9 @@ GRANULES = (64 * KiB, 256 * KiB, 1 * MiB, 4 * MiB, 16 * MiB)
 BUFFER = 256 * MiB
 PIN = 1024 * MiB
 OPPOSITE = "opposite direction"
+ALL_GPUS = "all GPUs"
 NOTHING_ELSE = Extras()
+_REMOTE_SHARE = 0.1
 _SMALLEST_BUFFER = 4 * MiB
 # Smaller pieces are bound by submitting them one by one, whatever runs in the other direction.
 _DUPLEX_FROM = 1 * MiB
@@ -114,9 +116,10 @@ def measure(
     name = f"gpu{index}"
     progress(f"{name}: page-locking host memory", 0.0)
     wanted = _affordable(max(pin_bytes, 2 * buffer_bytes), host)
+    before = os.sched_getaffinity(0)  # all processors there are for this process: the next line narrows them
     with _near(_cpus(device, host)), pin(gpu, index, wanted, chunk=buffer_bytes) as arena:
         size = _buffer_size(gpu, name, buffer_bytes, arena)
-        run = _Run(gpu, device, name, arena, size, seed)
+        run = _Run(gpu, device, arena, size, seed, host, before)
         try:
             return run.result(granules, seconds, extras, progress)
         finally:
@@ -182,11 +185,77 @@ def _near(cpus: set[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
+def measure_together(
+    gpus: Sequence[Gpu],
+    host: Host,
+    *,
+    seconds: float,
+    buffer_bytes: int = BUFFER,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> tuple[tuple[Link, ...], tuple[Finding, ...]]:
+    """Every GPU copies at once, one way and then the other: links, and what the GPUs of each PCI root carry together.
+
+    Raises KvplanError where a GPU fails or a host has too little memory to page-lock for all.
+    """
+    size = min(buffer_bytes, _affordable(2 * buffer_bytes * len(gpus), host) // (2 * len(gpus)) // MiB * MiB)
+    links: list[Link] = []
+    findings: list[Finding] = []
+    with ExitStack() as stack:
+        runs = [_entered(stack, gpu, host, size, seed) for gpu in gpus]
+        for way in _BOTH:
+            progress(f"all {len(gpus)} GPUs at once: {way}", None)
+            lanes = [run.lanes.get((True, way)) for run in runs]
+            if None in lanes:
+                return (), ()
+            copies = [
+                Copies(run.gpu, lane, min(len(lane.host), GRANULES[-1]), None, run.base, run.random)
+                for run, lane in zip(runs, lanes, strict=True)
+                if lane is not None
+            ]
+            shared = together.measure(copies, seconds / 2)
+            for run, one, seen in zip(runs, copies, shared, strict=True):
+                links.append(run.link_beside_all(way, one.granule, seen))
+            findings += _by_root(runs, way, links[-len(runs) :])
+    return tuple(links), tuple(findings)
+
+
+def _entered(stack: ExitStack, gpu: Gpu, host: Host, size: int, seed: int) -> _Run:
+    """One GPU's lanes with memory on its own node, given back with the stack, after its copies are done."""
+    device = find_device(gpu, host)
+    index = device.index if device else gpu.index
+    with _near(_cpus(device, host)):
+        arena = stack.enter_context(pin(gpu, index, 2 * size, chunk=size))
+    size = _buffer_size(gpu, f"gpu{index}", size, arena)
+    run = _Run(gpu, device, arena, size, seed, host, os.sched_getaffinity(0))
+    stack.callback(run.settle)
+    return run
+
+
+def _by_root(runs: Sequence[_Run], way: Direction, links: Sequence[Link]) -> list[Finding]:
+    groups: dict[str, list[tuple[str, float]]] = {}
+    for run, link in zip(runs, links, strict=True):
+        root = together.root_of(run.device.pci if run.device else None) or "unknown root"
+        groups.setdefault(root, []).append((run.name, link.p50_bytes_per_s))
+    return [
+        Finding(
+            severity="info",
+            code="gpus-together",
+            text=f"{', '.join(name for name, _ in members)} ({root}) carry {show_rate(sum(r for _, r in members))} "
+            f"{way} together while all GPUs copy",
+        )
+        for root, members in groups.items()
+    ]
+
+
 class _Run:
     """One GPU being measured: its buffers, and what was seen under load."""
 
-    def __init__(self, gpu: Gpu, device: GpuDevice | None, name: str, arena: Arena, size: int, seed: int) -> None:
-        self.gpu, self.device, self.name, self.arena, self.size = gpu, device, name, arena, size
+    def __init__(
+        self, gpu: Gpu, device: GpuDevice | None, arena: Arena, size: int, seed: int, host: Host, cpus: set[int]
+    ) -> None:
+        self.gpu, self.device, self.arena, self.size, self.host, self.cpus = gpu, device, arena, size, host, cpus
+        self.name = f"gpu{arena.report.gpu}"
         self.random = np.random.default_rng(seed)
         self.base = cuda.base_words(size)
         self.state = nvml.LinkState()
@@ -210,7 +279,10 @@ class _Run:
 
     def result(self, granules: tuple[int, ...], seconds: float | None, extras: Extras, progress: Progress) -> GpuResult:
         """Sweep, then what else is asked for, then say what was seen."""
-        links = self._sweep(granules, seconds, progress) if seconds is not None else []
+        links: list[Link] = []
+        if seconds is not None:
+            links = self._sweep(granules, seconds, progress)
+            links += self._remote(seconds * _REMOTE_SHARE, progress)
         rig = self._rig()
         beside: tuple[Contention, ...] = ()
         if rig is not None and extras.contention_s:
@@ -257,6 +329,28 @@ class _Run:
             progress(f"{self.name}: {cell.words}: {show_rate(links[-1].p50_bytes_per_s)}", share)
         return links
 
+    def _remote(self, seconds: float, progress: Progress) -> list[Link]:
+        """The largest copies both ways to memory of the first node that is not the GPU's own; none where there is none.
+
+        Flagged, since no engine should put its cache there: it shows what a wrong placement costs.
+        """
+        own = self.device.numa_node if self.device else None
+        others = [(n.node, parse_cpus(n.cpus) & self.cpus) for n in self.host.numa if own is not None and n.node != own]
+        node, cpus = next(((node, cpus) for node, cpus in others if cpus), (None, set[int]()))
+        if node is None or self._rig() is None:
+            return []
+        progress(f"{self.name}: memory of node {node}", None)
+        links = []
+        with _near(cpus), pin(self.gpu, self.arena.report.gpu, 2 * self.size, chunk=self.size) as arena:
+            pair = arena.pair(self.size)
+            for way, buffer in zip(_BOTH, pair or (), strict=False):
+                lane = replace(self.lanes[True, way], host=buffer)
+                cell = Cell(direction=way, granule=len(buffer))
+                seen = Copies(self.gpu, lane, cell.granule, None, self.base, self.random).measure(seconds / 2)
+                self.gpu.wait(lane.stream)
+                links.append(self._link(cell, seen, node=node))
+        return links
+
     def _cell(self, cell: Cell, seconds: float) -> Seen:
         lane = self.lanes[cell.pinned, cell.direction]
         opposite = self.lanes[cell.pinned, "d2h" if cell.direction == "h2d" else "h2d"] if cell.duplex else None
@@ -268,12 +362,15 @@ class _Run:
             self.gpu.wait(lane.stream)
         return seen
 
-    def _link(self, cell: Cell, seen: Seen) -> Link:
+    def _link(self, cell: Cell, seen: Seen, node: int | None = None) -> Link:
+        """The document of a cell; `node` where its host memory was not on the GPU's own node."""
         p5, p50, p95 = (float(value) for value in np.percentile(seen.rates, [5, 50, 95]))
         p50_s, p99_s = (float(value) for value in np.percentile(seen.latencies, [50, 99]))
-        memory = f"page-locked by cudaHostRegister, node {self._node()}" if cell.pinned else "pageable"
+        place = self._node() if node is None else str(node)
+        memory = f"page-locked by cudaHostRegister, node {place}" if cell.pinned else "pageable"
         flags = (
             *(() if cell.pinned else ("pageable",)),
+            *(() if node is None else ("remote-node",)),
             *(("corrupt",) if seen.wrong_words else ()),
             *(() if seen.settled else ("not-steady",)),
             *(() if seen.concurrent else ("not-concurrent",)),
@@ -294,6 +391,12 @@ class _Run:
             concurrent=OPPOSITE if cell.duplex else "none",
             flags=flags,
         )
+
+    def link_beside_all(self, way: Direction, granule: int, shared: together.Shared) -> Link:
+        """The document of copies while every other GPU copied too; a train's time stands for that of its pieces."""
+        seen = Seen(rates=list(shared.rates), copies=len(shared.rates), wrong_words=shared.wrong_words)
+        seen.latencies = [granule / rate for rate in shared.rates]
+        return replace(self._link(Cell(direction=way, granule=granule), seen), concurrent=ALL_GPUS)
 
     def _node(self) -> str:
         known = self.device is not None and self.device.numa_node is not None
@@ -338,4 +441,8 @@ class _Run:
                 "gpu-shared",
                 f"{state.other_processes} other processes use this GPU: stop them for a clean run",
             )
+        if state.mig:
+            say("warning", "gpu-mig", "is divided into instances (MIG): its link is shared with the others")
+        if state.confidential:
+            say("warning", "gpu-confidential", "confidential computing encrypts what crosses the link: expect far less")
         return tuple(found)

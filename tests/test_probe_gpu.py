@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
-from kvplan.probing import contention, cuda, gpu_copies, gpu_extras, mechanisms, nvml, pinning, pipeline
+from kvplan.probing import contention, cuda, gpu_copies, gpu_extras, mechanisms, nvml, pinning, pipeline, together
 from kvplan.units import GiB, KiB, MiB
 
 BUFFER = 4 * MiB
@@ -258,7 +258,7 @@ def test_the_gpu_is_found_by_its_address_and_its_node_is_used(monkeypatch: pytes
 
 
 def test_a_slow_link_a_hot_gpu_and_company_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = nvml.LinkState(generation=3, width=16, throttled=("hot",), other_processes=2)
+    state = nvml.LinkState(generation=3, width=16, throttled=("hot",), other_processes=2, mig=True, confidential=True)
     monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: state)
     card = device(pci="0000:01:00.0", link_generation=1, max_link_generation=5, link_width=16, max_link_width=16)
     found = measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(card,)))
@@ -266,7 +266,29 @@ def test_a_slow_link_a_hot_gpu_and_company_are_findings(monkeypatch: pytest.Monk
     assert found.gpu.link_generation == 3  # under load, not the idle 1 of the inventory
     told = {finding.code: finding.text for finding in found.findings}
     assert told["gpu-link-downgraded"] == "gpu0: PCIe link generation is 3 under load, 5 is possible"
-    assert set(told) == {"gpu-link-downgraded", "gpu-throttled", "gpu-shared"}
+    assert set(told) == {"gpu-link-downgraded", "gpu-throttled", "gpu-shared", "gpu-mig", "gpu-confidential"}
+
+
+def test_what_the_driver_does_not_say_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that answers one question and refuses the next."""
+
+    class Refused(Exception):
+        pass
+
+    def refuse(*_: Any) -> None:
+        raise Refused
+
+    driver = SimpleNamespace(
+        NVMLError=Refused,
+        nvmlDeviceGetHandleByPciBusId=lambda pci: "handle",
+        nvmlDeviceGetMigMode=lambda handle: (1, 1),
+        nvmlSystemGetConfComputeState=refuse,
+    )
+    monkeypatch.setattr(nvml, "session", lambda: nullcontext(driver))
+    assert nvml.link_state("0000:01:00.0", 1) == nvml.LinkState(mig=True)
+    driver.nvmlDeviceGetMigMode = refuse
+    driver.nvmlSystemGetConfComputeState = lambda: SimpleNamespace(ccFeature=1)
+    assert nvml.link_state("0000:01:00.0", 1) == nvml.LinkState(confidential=True)
 
 
 @pytest.mark.parametrize(
@@ -286,6 +308,8 @@ def test_the_probe_joins_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=5, width=16))
     small = partial(probe_gpu.measure, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
     monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **{**more, "seconds": 0.0}))
+    together = partial(probe_gpu.measure_together, buffer_bytes=BUFFER)
+    monkeypatch.setattr(probe_gpu, "measure_together", together)
     found = probe.measure(ProbeOptions(only=("gpu",), budget_s=1.0))
     assert {link.source for link in found.links} == {"host", "gpu0", "gpu1"}
     assert [report.gpu for report in found.pinning] == [0, 1]
@@ -553,19 +577,21 @@ def test_copies_beside_decoding_are_verified_too() -> None:
 # ---- a pipeline over a real file
 
 
-class SlowGpu(FakeGpu):
-    """Copies take this long each, in real time, without the interpreter's lock."""
+class WatchingGpu(FakeGpu):
+    """Sees whether the drive is at work while it copies."""
 
-    copy_s = 4e-3
+    drive_at_work = False
+    met = 0
 
     def _move(self, stream: Any, piece: Any) -> None:
         super()._move(stream, piece)
-        time.sleep(self.copy_s)
+        time.sleep(2e-3)
+        self.met += self.drive_at_work
 
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[pipeline.Ends]:
-    gpu, blocks, size = SlowGpu(), 16, 64 * KiB
+    gpu, blocks, size = WatchingGpu(), 16, 64 * KiB
     area = np.frombuffer(mmap.mmap(-1, 4 * size), dtype=np.uint8)
     descriptor = os.open(tmp_path / "file", os.O_RDWR | os.O_CREAT)
     yield pipeline.Ends(
@@ -582,22 +608,38 @@ def ends(tmp_path: Path) -> Iterator[pipeline.Ends]:
 
 
 @pytest.mark.parametrize("way", ["load", "store"])
-def test_a_pipeline_moves_every_block(ends: pipeline.Ends, way: pipeline.Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pipeline._disk_call
-
-    def slow(of: pipeline.Ends, to: pipeline.Way) -> Any:
-        call = real(of, to)
-        return lambda block, slot: (call(block, slot), time.sleep(4e-3))
-
-    monkeypatch.setattr(pipeline, "_disk_call", slow)
+def test_a_pipeline_moves_every_block(ends: pipeline.Ends, way: pipeline.Way) -> None:
     pipeline.fill_file(ends)
     found = pipeline.measure(ends, way, 4)
     assert (found.flags, found.blocks, found.block_bytes, found.slots) == ((), 16, 64 * KiB, 4)
-    assert found.overlapped_bytes_per_s > found.serial_bytes_per_s
-    size = 16 * 64 * KiB
     slower = min(found.copy_bytes_per_s, found.disk_bytes_per_s)
     assert found.overlap_ratio == pytest.approx(found.overlapped_bytes_per_s / slower)
-    assert size / found.serial_bytes_per_s >= 16 * 8e-3
+    assert (found.disk, found.direction, found.gpu) == ("disk", way, 0)
+
+
+@pytest.mark.parametrize("way", ["load", "store"])
+def test_one_slot_takes_turns_and_several_overlap(
+    ends: pipeline.Ends, way: pipeline.Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu, real = cast(WatchingGpu, ends.gpu), pipeline._disk_call
+
+    def watched(of: pipeline.Ends, to: pipeline.Way) -> Any:
+        call = real(of, to)
+
+        def inside(block: int, slot: Any) -> None:
+            gpu.drive_at_work = True
+            time.sleep(4e-3)
+            call(block, slot)
+            gpu.drive_at_work = False
+
+        return inside
+
+    monkeypatch.setattr(pipeline, "_disk_call", watched)
+    pipeline.fill_file(ends)
+    pipeline._run(ends, way, 1)
+    assert gpu.met == 0
+    pipeline._run(ends, way, 4)
+    assert gpu.met > 0
 
 
 @pytest.mark.parametrize("way", ["load", "store"])
@@ -611,6 +653,46 @@ def test_a_drive_that_fails_ends_the_pipeline(ends: pipeline.Ends) -> None:
     with pytest.raises(OSError, match="only 0 of 65536 bytes moved"):
         pipeline._run(ends, "load", 2)  # the file is empty
     assert threading.active_count() == 1
+
+
+# ---- all GPUs at once
+
+
+def test_all_gpus_at_once_by_the_root_they_hang_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [f"0000:0{n}:00.0" for n in (1, 2, 3)]
+    links = tmp_path / "sys/bus/pci/devices"
+    links.mkdir(parents=True)
+    for address, root in zip(addresses, ("pci0000:00", "pci0000:00", "pci0000:80"), strict=True):
+        place = tmp_path / "sys/devices" / root / address
+        place.mkdir(parents=True)
+        (links / address).symlink_to(place)
+    assert together.root_of(addresses[2], str(tmp_path)) == "pci0000:80"
+    assert together.root_of("0000:ff:00.0", str(tmp_path)) is None
+    monkeypatch.setattr(together, "root_of", partial(together.root_of, root=str(tmp_path)))
+    cards = tuple(device(index=n, pci=address) for n, address in enumerate(addresses))
+    gpus = [TimedGpu(index=n, pci=address, copy_rate=(n + 1) * 1e9) for n, address in enumerate(addresses)]
+    gpus[1].lose_after = 10**12
+    found, findings = probe_gpu.measure_together(gpus, host(gpus=cards), seconds=0.0, buffer_bytes=MiB)
+    assert {link.concurrent for link in found} == {"all GPUs"}
+    rates = {(link.direction, link.source, link.target): link.p50_bytes_per_s for link in found}
+    assert rates["h2d", "host", "gpu2"] == pytest.approx(3e9)
+    assert rates["d2h", "gpu0", "host"] == pytest.approx(1e9)
+    told = [finding.text for finding in findings]
+    assert "gpu0, gpu1 (pci0000:00) carry 3.00 GB/s h2d together while all GPUs copy" in told
+    assert "gpu2 (pci0000:80) carry 3.00 GB/s h2d together while all GPUs copy" in told
+    assert all(gpu.pinned == {} for gpu in gpus)
+    assert not any(link.flags for link in found)
+
+
+def test_memory_of_another_node_is_measured_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    nodes = tuple(NumaNode(node=n, total_bytes=GiB, free_bytes=GiB, cpus=str(cpus[n % len(cpus)])) for n in range(2))
+    found = measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(device(pci="0000:01:00.0", numa_node=0),), numa=nodes))
+    remote = [link for link in found.links if "remote-node" in link.flags]
+    assert {(link.direction, link.granule_bytes) for link in remote} == {("h2d", BUFFER), ("d2h", BUFFER)}
+    assert all("node 1" in link.method for link in remote)
+    assert all("node 0" in link.method for link in found.links if not link.flags)
+    assert os.sched_getaffinity(0) == set(cpus)
 
 
 # ---- all of it through the probe

@@ -26,6 +26,8 @@ class LinkState:
     width: int | None = None
     throttled: tuple[str, ...] = ()
     other_processes: int | None = None
+    mig: bool | None = None
+    confidential: bool | None = None
 
 
 # Reasons that lower clocks against the user's wish; being idle or capped by an application setting is not one.
@@ -104,6 +106,19 @@ def devices(numa_node: Callable[[str], int | None]) -> tuple[GpuDevice, ...]:
             raise NoNvml(f"NVML: {error}") from None
 
 
+def _mig(nvml: Any, handle: Any) -> bool | None:
+    """Whether the GPU is divided into instances (MIG); a part of one has no link of its own."""
+    modes = _ask(nvml, "nvmlDeviceGetMigMode", handle)
+    return None if modes is None else bool(modes[0])
+
+
+def _confidential(nvml: Any) -> bool | None:
+    """Whether confidential computing is on: then everything that crosses the link is encrypted on the way."""
+    state = _ask(nvml, "nvmlSystemGetConfComputeState")
+    feature = getattr(state, "ccFeature", None)
+    return None if feature is None else bool(feature)
+
+
 def link_state(pci: str, own_pid: int) -> LinkState:
     """The link to the GPU at a PCI address, now. Everything is unknown where the driver cannot be asked."""
     try:
@@ -118,6 +133,8 @@ def link_state(pci: str, own_pid: int) -> LinkState:
                 width=_ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
                 throttled=tuple(text for name, text in _THROTTLES.items() if reasons & getattr(nvml, name, 0)),
                 other_processes=None if processes is None else sum(item.pid != own_pid for item in processes),
+                mig=_mig(nvml, handle),
+                confidential=_confidential(nvml),
             )
     except NoNvml:
         return LinkState()
