@@ -11,9 +11,10 @@ import samples
 from typer.testing import CliRunner
 
 from kvplan.cli import app
-from kvplan.documents import Document, Finding, Probe
+from kvplan.documents import Contention, Document, Finding, Pipeline, Probe
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import dump, load, wrap
+from kvplan.pages.probe import page
 from kvplan.probe import kv_block, merge
 
 
@@ -114,3 +115,42 @@ def test_a_block_of_an_estimate_is_one_ranks() -> None:
     empty = replace(estimate.kv, bytes_per_token_per_gpu=0, offload_bytes_per_token=0)
     with pytest.raises(KvplanError, match="keeps nothing per token"):
         kv_block(replace(estimate, kv=empty))
+
+
+def test_copies_beside_decoding_and_pipelines_are_shown_and_the_later_stands() -> None:
+    beside = Contention(
+        gpu=0,
+        direction="h2d",
+        mechanism="copy engine",
+        granule_bytes=1 << 20,
+        copy_alone_bytes_per_s=50e9,
+        copy_loaded_bytes_per_s=40e9,
+        step_alone_p50_s=0.01,
+        step_alone_p99_s=0.012,
+        step_loaded_p50_s=0.011,
+        step_loaded_p99_s=0.02,
+        steps=2000,
+        load="reads of GPU memory",
+    )
+    piped = Pipeline(
+        gpu=0,
+        disk="/mnt/nvme",
+        direction="load",
+        slots=4,
+        block_bytes=2 << 20,
+        blocks=100,
+        copy_bytes_per_s=50e9,
+        disk_bytes_per_s=6e9,
+        serial_bytes_per_s=5e9,
+        overlapped_bytes_per_s=5.9e9,
+        overlap_ratio=0.98,
+        flags=("corrupt",),
+    )
+    old = made("2026-01-01T00:00:00Z", contention=(replace(beside, steps=1),), pipeline=(piped,))
+    found = merge([old, made("2026-02-01T00:00:00Z", contention=(beside,))])
+    assert (found.contention, found.pipeline) == ((beside,), (piped,))
+    shown = {section.name: section for section in page(wrap(found)).sections}
+    (row,) = shown["contention"].blocks[0].rows
+    assert [str(cell) for cell in row.cells][4:6] == ["50.00 GB/s", "40.00 GB/s"]
+    (row,) = shown["pipeline"].blocks[0].rows
+    assert (row.tone, str(row.cells[-1]), str(row.cells[-2])) == ("warning", "corrupt", "0.98")

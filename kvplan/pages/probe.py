@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvplan.documents import BlockDevice, Disk, Document, GpuDevice, Host, Prefill, Probe
 from kvplan.page import Axis, Block, Fact, Facts, Figure, Page, Plot, Row, Section, Series
-from kvplan.pages import parts, probe_links
+from kvplan.pages import parts, probe_links, probe_meeting
 from kvplan.pages.parts import fact
 from kvplan.pages.probe_links import WORDS, is_plain
 from kvplan.units import show_bytes, show_duration, show_rate
@@ -21,6 +21,8 @@ def page(document: Document[Probe]) -> Page:
         *probe_links.throughput(probe),
         *probe_links.engines(probe),
         *probe_links.means(probe),
+        *probe_meeting.contention(probe),
+        *probe_meeting.pipeline(probe),
         *probe_links.cells(probe),
         _limits(probe.host),
         *_pinning(probe),

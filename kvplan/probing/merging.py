@@ -20,6 +20,7 @@ _SUPERSEDED: dict[str, Callable[[Probe], bool]] = {
     "no-disk": lambda probe: bool(probe.capacity),
     "no-gpu": lambda probe: bool(probe.pinning),
     "gpu-not-measured": lambda probe: bool(probe.pinning),
+    "prefill-not-measured": lambda probe: bool(probe.prefill),
 }
 # What tells two entries of one list apart; a later entry replaces an earlier one of the same.
 _KEYS: dict[str, Callable[[Any], Any]] = {
