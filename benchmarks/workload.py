@@ -22,8 +22,9 @@ from pathlib import Path
 
 import numpy as np
 
-from kvplan import logs, reuse, sampling, whatif
+from kvplan import logs, reuse
 from kvplan.documents import Requests
+from kvplan.profiling import sampling, whatif
 
 CONVERSATION, CODING = "mooncake-conversation.jsonl.gz", "claude-code-710-sessions.parquet"
 GENERATED_REFERENCES = 10_000_000

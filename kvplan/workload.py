@@ -13,10 +13,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan import buckets, drift, hitcurve, policies, reuse, sharing, timeline, whatif
-from kvplan.comparison import compared
+from kvplan import reuse
 from kvplan.documents import Finding, HitRates, Requests, ServiceModel, Tenant, Workload
 from kvplan.errors import KvplanError, UsageError
+from kvplan.profiling import buckets, drift, hitcurve, policies, sharing, timeline, whatif
+from kvplan.profiling.comparison import compared
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_percent
 

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reuse import logs, make, paths_of
 
-from kvplan import bucket_files, buckets, files, ray_profile, reuse
+from kvplan import files, reuse
 from kvplan.documents import Requests
 from kvplan.errors import KvplanError
 from kvplan.logs import read
+from kvplan.profiling import bucket_files, buckets, ray_profile
 from kvplan.workload import profile
 
 

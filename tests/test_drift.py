@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 from test_reuse import make
 
-from kvplan import drift, reuse
-from kvplan.comparison import compared
+from kvplan import reuse
 from kvplan.documents import Drift, Requests
+from kvplan.profiling import drift
+from kvplan.profiling.comparison import compared
 from kvplan.workload import profile
 
 

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reuse import leaf_lru, logs, make, paths_of
 
-from kvplan import policies, reuse
+from kvplan import reuse
 from kvplan.documents import Requests
 from kvplan.errors import UsageError
 from kvplan.logs import read
+from kvplan.profiling import policies
 
 Order = tuple[int, int]
 

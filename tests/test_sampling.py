@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reuse import B, logs
 
-from kvplan import reuse, sampling, whatif
+from kvplan import reuse
 from kvplan.documents import Requests
 from kvplan.errors import UsageError
 from kvplan.logs import read
+from kvplan.profiling import sampling, whatif
 
 
 @settings(max_examples=60, deadline=None)

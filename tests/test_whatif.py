@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reuse import B, logs, lru, make, paths_of, tokens_of
 
-from kvplan import reuse, sharing, timeline, whatif
+from kvplan import reuse
 from kvplan.documents import Requests
 from kvplan.errors import KvplanError, UsageError
 from kvplan.logs import read
+from kvplan.profiling import sharing, timeline, whatif
 
 
 @pytest.fixture(scope="module")

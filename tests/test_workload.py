@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_reuse import B, logs, lru, make, paths_of, tokens_of
 
-from kvplan import files, report, reuse, timeline, whatif
-from kvplan.comparison import compared
+from kvplan import files, report, reuse
 from kvplan.documents import CurvePoint, Requests, ServiceModel, Workload
 from kvplan.errors import KvplanError, UsageError
 from kvplan.logs import read
+from kvplan.profiling import timeline, whatif
+from kvplan.profiling.comparison import compared
 from kvplan.workload import profile, profiled
 
 PEER = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvplan import buckets
 from kvplan.errors import KvplanError
+from kvplan.profiling import buckets
 
 
 def histogram(rows: Any, count: int) -> buckets.Histogram:

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan import reuse
-from kvplan.buckets import bucket_of
 from kvplan.documents import Requests, SampledPoint, Sampling
 from kvplan.errors import KvplanError, UsageError
 from kvplan.kernels import compiled
+from kvplan.profiling.buckets import bucket_of
 from kvplan.progress import Progress, silent
 
 Ints: TypeAlias = NDArray[np.int64]

@@ -20,8 +20,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan import buckets
 from kvplan.errors import KvplanError
+from kvplan.profiling import buckets
 from kvplan.progress import Progress, silent
 
 Ints: TypeAlias = NDArray[np.int64]
