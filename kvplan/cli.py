@@ -490,6 +490,9 @@ def probe(
     sweep_only: Annotated[
         bool, typer.Option("--sweep-only", help="Drives by size and depth only: no engine's shapes, no comparisons.")
     ] = False,
+    allow_memory: Annotated[
+        bool, typer.Option("--allow-memory", help="Measure a folder in memory (tmpfs) too, flagged.")
+    ] = False,
     merge_files: Annotated[
         list[Path] | None,
         typer.Option("--merge", metavar="FILE", help="Measure nothing: make one of these probes of one host."),
@@ -528,6 +531,7 @@ def probe(
         budget_s=_opt("--budget", budget, parse_duration) or 60.0,
         write_budget_bytes=_opt("--write-budget", write_budget, parse_size) or 0,
         granule_bytes=tuple(_opt("--granule", text, parse_size) or 0 for text in granule or ()),
+        allow_memory=allow_memory,
         kv=kv_block(estimate.data) if estimate else None,
         sweep_only=sweep_only,
     )
@@ -700,6 +704,74 @@ def plan(
     document = _plan([load(path) for path in documents], gpu, policy, prices, what_if, against)
     answer(document, as_json=as_json, output=output, quiet=quiet)
     _exit_if_exceeded(document)
+
+
+@app.command()
+def simulate(
+    documents: Annotated[
+        list[Path], typer.Argument(metavar="DOCUMENT…", help="A plan; or estimate, workload and probe, to plan from.")
+    ],
+    log: Annotated[list[Path], typer.Option("--log", metavar="LOG", help="The request log to play.")],
+    gpu: Gpu = None,
+    slo_ttft: SloTtft = None,
+    rate_scale: Annotated[float, typer.Option(metavar="FACTOR", help="Arrivals so many times as fast.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Play the first N requests.")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option("--arm", metavar="NAME:KEY=VALUE,…", help="One more arm, such as big:host=1TiB,policy=arc."),
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="TIME:WHAT", help="Something that happens, such as 10m:restart=90s."),
+    ] = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step.")] = 8192,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in the engine at once.")] = 256,
+    memory_rate: Annotated[
+        str | None, typer.Option(metavar="RATE", help="The GPU's memory rate, where the catalogue lacks it.")
+    ] = None,
+    format: Format = None,
+    block_tokens: BlockTokens = None,
+    tokenizer: Tokenizer = None,
+    tenant_by: TenantBy = None,
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """One schedule, played with offload off and on: who waits, what is hit, what the links carry.
+
+    With --slo-ttft the rate that each arm sustains is searched too.
+
+    Example: kvplan simulate plan.json --log trace.jsonl.gz --slo-ttft 10s
+    """
+    from kvplan import simulate as stage
+    from kvplan.console import answer, progress
+    from kvplan.files import load, wrap
+
+    inputs = [load(path) for path in documents]
+    given = _pick(inputs, "plan", False)
+    made = given if given is not None else _plan(inputs, gpu, _policy())
+    arms, faults = [stage.arm_of(text) for text in arm or ()], [stage.fault_of(text) for text in fault or ()]
+    options = stage.Options(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        memory_bytes_per_s=_opt("--memory-rate", memory_rate, parse_rate),
+    )
+    with progress(quiet) as listen:
+        requests = _requests(
+            log, listen=listen, format=format, block_tokens=block_tokens, tokenizer=tokenizer, tenant_by=tenant_by
+        )
+        data = stage.run(
+            made.data,
+            requests,
+            arms=arms,
+            faults=faults,
+            rate_scale=rate_scale,
+            limit=limit,
+            slo_ttft_s=_opt("--slo-ttft", slo_ttft, parse_duration),
+            options=options,
+            progress=listen,
+        )
+    answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
 
 
 @app.command()

@@ -917,6 +917,7 @@ class ProbeOptions:
     `disks` are folders, one a drive. `granule_bytes` adds sizes to the sweep, such as the bytes of one KV block.
     `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space. `kv` shapes
     the engines' cells; None takes a typical model. `sweep_only` leaves those and the rows to compare with out.
+    `allow_memory` measures a folder that lies in memory (tmpfs) instead of refusing it; every cell is flagged.
     `model` is what to measure the prefill of, at `prefill_tokens` (none: lengths that double), here or, where `server`
     is the address of an OpenAI-compatible server, on that server.
     """
@@ -929,6 +930,7 @@ class ProbeOptions:
     granule_bytes: tuple[int, ...] = ()
     kv: KvBlock | None = None
     sweep_only: bool = False
+    allow_memory: bool = False
     model: ModelConfig | None = None
     server: str | None = None
     prefill_tokens: tuple[int, ...] = ()

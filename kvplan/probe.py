@@ -96,6 +96,12 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         )
         for folder in folders
     )
+    for disk in disks:
+        if disk.folder.memory and not options.allow_memory:
+            raise KvplanError(
+                f"{disk.folder.path}: is on {disk.folder.memory}, which is memory and not a drive: name a folder on a "
+                "drive, or measure it all the same, flagged, with --allow-memory"
+            )
     return ProbePlan(
         host=host,
         disks=disks,

@@ -75,7 +75,8 @@ def test_every_cell_is_measured_and_adds_up(measured: tuple[Path, Probe, list[st
     for link in found.links:
         ends = (f"disk:{folder}", "host")
         assert (link.source, link.target) == (ends if link.direction == "read" else ends[::-1])
-        assert 0 < link.p5_bytes_per_s <= link.p50_bytes_per_s <= link.p95_bytes_per_s
+        # On a busy machine a short window may see no transfer end, so the slowest one can be 0.
+        assert 0 <= link.p5_bytes_per_s <= link.p50_bytes_per_s <= link.p95_bytes_per_s > 0
         assert 0 < link.p50_latency_s <= link.p95_latency_s <= link.p99_latency_s
         assert link.samples >= link.depth
         assert link.cpu_s_per_gb is not None
@@ -166,12 +167,14 @@ def test_file_as_folder(tmp_path: Path) -> None:
     assert path.read_bytes() == b"keep"
 
 
-def test_memory_as_drive() -> None:
-    """Memory is measured, and flagged so that no plan takes it for a drive."""
+def test_memory_is_no_drive_unless_told() -> None:
+    """Memory given as a drive is refused; told so, it is measured and flagged, and no plan takes it for a drive."""
     if not os.path.isdir("/dev/shm") or not scratch.look(Path("/dev/shm")).memory:
         pytest.skip("no /dev/shm here: memory given as a drive was not tried")
     before = set(os.listdir("/dev/shm"))
-    found = probe.measure(ProbeOptions(disks=("/dev/shm",), only=("disk",), **TINY))
+    with pytest.raises(KvplanError, match="/dev/shm: is on tmpfs, which is memory and not a drive"):
+        probe.measure(ProbeOptions(disks=("/dev/shm",), only=("disk",), **TINY))
+    found = probe.measure(ProbeOptions(disks=("/dev/shm",), only=("disk",), allow_memory=True, **TINY))
     (disk,) = found.capacity
     assert (disk.direct in ("unproven", "no"), "memory" in disk.flags, disk.filesystem) == (True, True, "tmpfs")
     assert "tmpfs is memory, not a drive" in disk.proof
