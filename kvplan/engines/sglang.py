@@ -56,7 +56,7 @@ class SglangLayout(PagedLayout):
         if share.fixed and self._recurrent:
             budget = int(kv_bytes * STATE_RATIO / (1 + STATE_RATIO))
             states = max(0, (budget - share.fixed) // share.fixed)
-            left -= (states + 1) * share.fixed
+            left = max(0, left - (states + 1) * share.fixed)
         windows = sum((each for _, each in share.windows), Fraction())
         cell = share.growing + WINDOW_RATIO * windows if share.growing else windows
         full = int(left / cell) // page * page if cell else 0
