@@ -246,6 +246,21 @@ def test_names_neither_cross_a_curve_nor_each_other() -> None:
     assert placed[-1].left is False or placed[-1].rule.value > 70
 
 
+def test_the_name_of_a_level_line_keeps_clear_of_a_curve_beside_it() -> None:
+    def named(start: float, end: float, at: float) -> labels.Level:
+        drawn = Plot(
+            x=Axis(title="x", unit="count", domain=(0.0, 100.0)),
+            y=Axis(title="y", unit="count", domain=(0.0, 100.0)),
+            series=(Series(name="s", points=((0.0, start), (100.0, end))),),
+            rules=(Rule(axis="y", value=at, label="without"),),
+        )
+        return labels.level(drawn)[0]
+
+    assert (named(10.0, 90.0, 50.0).dy, named(10.0, 90.0, 50.0).right) == (-8, False)
+    assert named(53.0, 53.0, 50.0).dy == 10, "a curve just above: the name goes below"
+    assert named(96.0, 10.0, 98.0).right, "no room above and a curve below: the other end"
+
+
 # ------------------------------------------------------------------------------------------ the script
 
 

@@ -35,8 +35,10 @@ def ledger(plan: Plan) -> Section:
     if rows:
         columns = "restriction|>hits given up|>tokens an hour|>GPU time an hour"
         blocks.append(parts.table(columns, rows, title="Given up because of policy, one replica"))
-        hits = max(plan.policy_costs, key=lambda one: one.hit_ratio)
-        reading = f"The most is given up by {hits.policy}: {show_percent(hits.hit_ratio)} of input tokens in hits."
+        most = max(plan.policy_costs, key=lambda one: (one.hit_ratio, one.gpu_s_per_hour))
+        reading = f"The most is given up by {most.policy}: {show_percent(most.hit_ratio)} of input tokens in hits."
+        if not most.hit_ratio and not most.gpu_s_per_hour:
+            reading = "The restrictions of the policy give up no hit and no GPU time."
     else:
         reading = "No restriction of the policy was found to give up hits."
         blocks.append(Text(text="Hits given up because of policy: none."))
