@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from kvplan import __version__
-from kvplan.documents import Document, Estimate, Estimates, LogFit, Model, Plan, Probe, Workload
+from kvplan.documents import Document, Estimate, Estimates, LogFit, Model, Plan, Probe, Residency, Simulation, Workload
 from kvplan.errors import KvplanError
 
 SCHEMA = 1
@@ -28,6 +28,8 @@ _TYPES: dict[str, Any] = {
     "kvplan.workload": Document[Workload],
     "kvplan.probe": Document[Probe],
     "kvplan.plan": Document[Plan],
+    "kvplan.simulation": Document[Simulation],
+    "kvplan.residency": Document[Residency],
 }
 _KINDS: dict[type[Any], str] = {
     Model: "kvplan.model",
@@ -37,6 +39,8 @@ _KINDS: dict[type[Any], str] = {
     Workload: "kvplan.workload",
     Probe: "kvplan.probe",
     Plan: "kvplan.plan",
+    Simulation: "kvplan.simulation",
+    Residency: "kvplan.residency",
 }
 
 

@@ -1,0 +1,195 @@
+"""A simulation for people: the same schedule in every arm, side by side."""
+
+from __future__ import annotations
+
+from kvplan.documents import Arm, ArmResult, Document, Fault, Simulation, Spread, TierUse
+from kvplan.page import Fact, Facts, Page, Row, Section, Table, Text
+from kvplan.pages import parts
+from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
+
+
+def page(document: Document[Simulation]) -> Page:
+    """What a person wants to see of a simulation."""
+    simulation = document.data
+    sections = (
+        _arms(simulation),
+        *_rates(simulation),
+        _trust(simulation),
+        *parts.findings(simulation.findings),
+        _tiers(simulation),
+        _removals(simulation),
+        _slices(simulation),
+        *_faults(simulation),
+        _engine(simulation),
+    )
+    return Page(
+        kind=document.kind,
+        title=f"{simulation.requests:,} requests to {parts.model_name(simulation.model)}, played",
+        lead=_lead(simulation),
+        origin=parts.origin(document),
+        sections=sections,
+    )
+
+
+def _lead(simulation: Simulation) -> str:
+    first, last = simulation.arms[0], simulation.arms[-1]
+    pace = f"At {simulation.requests_per_s:.3g} requests/s"
+    if first is last or first.ttft is None or last.ttft is None:
+        return f"{pace} one arm: {show_percent(first.hit_ratio)} of input tokens hit."
+    return (
+        f"{pace}, arm {last.arm.name} against {first.arm.name}: hits {show_percent(first.hit_ratio)} to "
+        f"{show_percent(last.hit_ratio)}, p90 TTFT {show_duration(first.ttft.p90)} to {show_duration(last.ttft.p90)}."
+    )
+
+
+def _spread(times: Spread | None) -> str:
+    """'p50 / p90 / p99' of a time."""
+    if times is None:
+        return parts.NONE
+    return " / ".join(show_duration(value) for value in (times.p50, times.p90, times.p99))
+
+
+def _what(arm: Arm) -> str:
+    tiers = ((arm.host_bytes, "host"), (arm.disk_bytes, "disk"))
+    words = [f"{show_bytes(size)} {name}" for size, name in tiers if size] or ["GPU alone"]
+    rules = (
+        (arm.policy, "lru"),
+        (arm.admission, "all"),
+        (arm.disk_admission, "all"),
+        (arm.store, "write-through"),
+        (arm.in_flight, "recompute"),
+    )
+    words += [value for value, usual in rules if value != usual]
+    return ", ".join(words)
+
+
+def _arms(simulation: Simulation) -> Section:
+    rows = [
+        (
+            one.arm.name,
+            _what(one.arm),
+            show_percent(one.hit_ratio),
+            _spread(one.ttft),
+            _spread(one.queue_wait),
+            show_percent(one.gpu_busy_ratio),
+            f"{one.completed:,} of {one.submitted:,}",
+            f"{one.preemptions:,}",
+        )
+        for one in simulation.arms
+    ]
+    columns = (
+        "arm|-what it has|>hits|>TTFT p50 / p90 / p99|>queue wait p50 / p90 / p99|>GPU busy|>completed|->preempted"
+    )
+    reading = "Every arm sees the same arrivals. A hit is an input token that need not be computed when first admitted."
+    return Section(name="arms", heading="Arms", reading=reading, blocks=(parts.table(columns, rows),), first=True)
+
+
+def _rates(simulation: Simulation) -> tuple[Section, ...]:
+    rows = []
+    for one in simulation.arms:
+        found = one.sustainable
+        if found is not None:
+            holds = parts.NONE if found.requests_per_s is None else f"{found.requests_per_s:.3g}/s"
+            fails = "never" if found.fails_at is None else f"{found.fails_at:.3g}/s"
+            rows.append((one.arm.name, holds, fails, show_duration(found.slo_ttft_s), f"{found.requests:,}"))
+    if not rows:
+        return ()
+    reading = "The highest rate at which 90 % of requests have their first token in time: what a tier is worth."
+    block = parts.table("arm|>holds up to|>fails at|>TTFT target|>requests played", rows)
+    return (Section(name="rates", heading="Sustainable rate", reading=reading, blocks=(block,), first=True),)
+
+
+def _trust(simulation: Simulation) -> Section:
+    low, high = simulation.time_low_ratio, simulation.time_high_ratio
+    band = f"A real server's times are expected between {low:.2f} and {high:.2f} times these: {simulation.band}."
+    missing = Text(text="Not modelled: " + "; ".join(simulation.not_modelled) + ".")
+    return Section(name="trust", heading="How far to trust it", blocks=(Text(text=band), missing), first=True)
+
+
+def _tiers(simulation: Simulation) -> Section:
+    rows = [_tier(one, use) for one in simulation.arms for use in one.tiers]
+    columns = "arm|tier|>hits|>loaded|>stored|>link busy, loads|>link busy, stores|>blocks at the end|>of"
+    return Section(name="tiers", heading="Tier by tier", blocks=(parts.table(columns, rows),))
+
+
+def _tier(one: ArmResult, use: TierUse) -> tuple[str, ...]:
+    below = use.tier != "gpu"
+    return (
+        one.arm.name,
+        parts.TIERS[use.tier],
+        show_percent(use.hit_tokens / one.input_tokens if one.input_tokens else 0.0),
+        show_bytes(use.loaded_bytes) if below else "",
+        show_bytes(use.stored_bytes) if below else "",
+        show_percent(use.load_busy_ratio) if below else "",
+        show_percent(use.store_busy_ratio) if below else "",
+        f"{use.blocks:,}",
+        f"{use.capacity_blocks:,}",
+    )
+
+
+def _removals(simulation: Simulation) -> Section:
+    rows = []
+    for one in simulation.arms:
+        for use in one.tiers:
+            name = parts.TIERS[use.tier]
+            rows.append((one.arm.name, name, "kept until the end", f"{use.blocks:,}"))
+            rows += [(one.arm.name, name, f"removed: {why}", f"{n:,}") for why, n in use.removed_blocks.items()]
+            rows += [(one.arm.name, name, f"not taken: {why}", f"{n:,}") for why, n in use.refused_blocks.items()]
+    block = parts.table("arm|tier|what became of blocks|>blocks", rows)
+    return Section(name="removals", heading="Why blocks stayed or went", blocks=(block,))
+
+
+def _slices(simulation: Simulation) -> Section:
+    tables: list[Table] = []
+    for one in simulation.arms:
+        rows = [
+            (
+                show_duration(part.from_s),
+                f"{part.requests:,}",
+                show_percent(part.hit_ratio),
+                parts.seconds_or_unknown(part.ttft_p90_s),
+                show_bytes(part.host_bytes),
+            )
+            for part in one.slices
+        ]
+        columns = ">from|>requests|>hits|>p90 TTFT|>host memory filled"
+        tables.append(parts.table(columns, rows, title=f"Arm {one.arm.name}"))
+    reading = "Tenths of the schedule: a cold start warms up, a fault shows where it struck."
+    return Section(name="slices", heading="Over time", reading=reading, blocks=tuple(tables))
+
+
+def _faults(simulation: Simulation) -> tuple[Section, ...]:
+    if not simulation.faults:
+        return ()
+    rows = [(show_duration(fault.at_s), _fault(fault)) for fault in simulation.faults]
+    counts = "; ".join(
+        f"{one.arm.name}: {one.failed_loads:,} loads failed, {one.submitted - one.completed:,} requests not completed"
+        for one in simulation.arms
+    )
+    blocks = (parts.table(">at|what happened", rows), Text(text=f"{counts}."))
+    return (Section(name="faults", heading="Faults", blocks=blocks, first=True),)
+
+
+def _fault(fault: Fault) -> str:
+    keeps = f", {' and '.join(fault.survives)} kept" if fault.survives else ""
+    words = {
+        "restart": f"the engine restarts, away for {show_duration(fault.value)}{keeps}",
+        "tier-lost": f"the {fault.tier} tier is lost",
+        "link": f"the link of the {fault.tier} tier runs at {fault.value:g} times its rate",
+        "load-failure": f"{show_percent(min(1.0, fault.value))} of loads fail from now on",
+        "client-gone": f"the client of request {fault.request} is gone",
+    }
+    return words[fault.kind]
+
+
+def _engine(simulation: Simulation) -> Section:
+    engine = simulation.engine
+    facts = (
+        Fact(label="KV cache of a replica", value=f"{show_tokens(engine.kv_tokens)} tokens"),
+        Fact(label="blocks", value=f"{engine.block_tokens:,} tokens", note="the log's"),
+        Fact(label="replicas", value=f"{engine.replicas:,}", note=engine.routing),
+        Fact(label="arrivals", value=f"{simulation.requests_per_s:.3g}/s", note=f"{simulation.rate_scale:g} x the log"),
+    )
+    rows = [Row(cells=(one.what, one.value, one.provenance, one.source, one.date or "")) for one in simulation.evidence]
+    table = parts.table("what|value|?from|source|date", rows)
+    return Section(name="engine", heading="The engine that was played", blocks=(Facts(items=facts), table))

@@ -1,0 +1,104 @@
+"""The paged KV cache of one replica's GPUs: blocks in use are pinned, the rest is a prefix cache under LRU."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+ABSENT, COMING, READY = 0, 1, 2
+
+
+class GpuCache:
+    """`capacity` blocks: private ones (tails, output, copies), shared ones in use, cached ones, free ones.
+
+    `state` says of each block of the log whether it is absent, being computed or loaded, or ready. `version` changes
+    whenever room may have appeared.
+    """
+
+    def __init__(self, capacity: int, blocks: int, ttl_s: float | None = None) -> None:
+        self.capacity = capacity
+        self.ttl_s = ttl_s
+        self.free = capacity
+        self.private = 0
+        self.state = bytearray(blocks)
+        self.users: dict[int, int] = {}
+        self.cached: OrderedDict[int, float] = OrderedDict()  # ready and unused, least recent first: when released
+        self.version = 0
+        self.inserted = 0
+        self.removed: Counter[str] = Counter()
+
+    def room(self, used_anyway: Iterable[int] = ()) -> int:
+        """Blocks that could be had, given that the cached ones of `used_anyway` are about to be used."""
+        return self.free + len(self.cached) - sum(block in self.cached for block in used_anyway)
+
+    def use(self, blocks: Iterable[int]) -> None:
+        """Pin blocks that are ready or coming."""
+        for block in blocks:
+            self.cached.pop(block, None)
+            self.users[block] = self.users.get(block, 0) + 1
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` blocks for private use, giving up cached ones where none is free; those given up."""
+        gone = []
+        while self.free < count:
+            block, _ = self.cached.popitem(last=False)
+            self.state[block] = ABSENT
+            self.removed["capacity"] += 1
+            self.free += 1
+            gone.append(block)
+        self.free -= count
+        self.private += count
+        return gone
+
+    def name(self, block: int) -> None:
+        """A private block will hold this block of the log, for others to use once it is ready."""
+        self.private -= 1
+        self.state[block] = COMING
+        self.users[block] = 1
+
+    def ready(self, block: int) -> None:
+        """A coming block is complete."""
+        self.state[block] = READY
+        self.inserted += 1
+
+    def drop_private(self, count: int) -> None:
+        """Private blocks are free again."""
+        self.private -= count
+        self.free += count
+        self.version += 1
+
+    def release(self, blocks: list[int], now: float) -> None:
+        """Unpin blocks of one path, leaf first: what nobody uses any more is cached if ready, else free."""
+        for block in reversed(blocks):
+            left = self.users[block] - 1
+            if left:
+                self.users[block] = left
+                continue
+            del self.users[block]
+            if self.state[block] == READY:
+                self.cached[block] = now
+            else:
+                self.state[block] = ABSENT
+                self.free += 1
+        self.version += 1
+
+    def expire(self, now: float) -> None:
+        """Drop cached blocks that nobody used for longer than the TTL."""
+        while self.ttl_s is not None and self.cached:
+            block, released = next(iter(self.cached.items()))
+            if released >= now - self.ttl_s:
+                return
+            del self.cached[block]
+            self.state[block] = ABSENT
+            self.free += 1
+            self.removed["ttl"] += 1
+
+    def clear(self) -> None:
+        """A restart: every block is gone."""
+        self.removed["restart"] += self.state.count(READY)
+        self.state = bytearray(len(self.state))
+        self.users.clear()
+        self.cached.clear()
+        self.private = 0
+        self.free = self.capacity
+        self.version += 1

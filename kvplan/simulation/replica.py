@@ -1,0 +1,418 @@
+"""One engine replica: admission, chunked prefill, decoding, preemption, step by step.
+
+A step runs every decoding request by a token and gives the rest of the token budget to prefills in order of admission.
+Steps without prefill are alike until somebody ends, grows into a new block, or something happens outside: such a run
+is played at once, with the exact sum of its step times.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+
+from kvplan.documents import Arm, EngineModel
+from kvplan.simulation.gpu import COMING, READY, GpuCache
+from kvplan.simulation.hierarchy import At, Hierarchy
+from kvplan.simulation.live import DECODE, DONE, GONE, LOADING, PARKED, PREFILL, WAITING, Live, Load
+
+Heap = list[tuple[int, int, int, Live]]  # decode step, request, epoch, request itself
+
+
+class Replica:
+    """`next_event` tells when something outside happens next; `left` is called when a request has ended."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        arm: Arm,
+        blocks: int,
+        at: At,
+        next_event: Callable[[], float],
+        left: Callable[[float, Live], None],
+    ) -> None:
+        self.model = model
+        self.wait_for_others = arm.in_flight == "wait"
+        self.on_eviction = arm.store == "on-eviction"
+        self.at = at
+        self.next_event = next_event
+        self.left = left
+        self.gpu = GpuCache(model.kv_tokens // model.block_tokens, blocks, arm.ttl_s)
+        self.tiers = Hierarchy(model, arm, at, self._copied)
+        self.waiting: list[tuple[int, Live]] = []
+        self.parked: dict[int, list[Live]] = {}  # by owner of the prefix that is waited for
+        self.owners: dict[int, Live] = {}  # by coming block
+        self.loading: dict[int, Live] = {}
+        self.prefilling: dict[int, Live] = {}
+        self.running: dict[int, Live] = {}  # prefilling and decoding, in order of admission
+        self.decoding = 0
+        self.kv_tokens = 0  # cached tokens that a decode step reads
+        self.decode_step = 0
+        self.ends: Heap = []
+        self.grows: Heap = []
+        self.leaving: list[tuple[Live, str]] = []
+        self.generation = 0
+        self.stepping = False
+        self.step_began = 0.0
+        self.down_until = 0.0
+        self.blocked: tuple[int, int, int] | None = None
+        self.outstanding = 0
+        self.busy_s = 0.0
+        self.steps = 0
+        self.prefill_tokens = 0
+        self.preemptions = 0
+
+    # -------------------------------------------------------------------------------------------- arrivals
+
+    def arrive(self, request: Live, now: float) -> None:
+        """A request joins the queue, or is turned away where it can never fit."""
+        self.outstanding += 1
+        if self._blocks(request.input_tokens + request.output_tokens - 1) > self.gpu.capacity:
+            self._end(request, now, "does not fit")
+            return
+        heapq.heappush(self.waiting, (request.index, request))
+        self.start(now)
+
+    def cancel(self, request: Live, now: float, cause: str) -> None:
+        """The client is gone: what the request holds is free again, at the end of a step that runs it."""
+        if request.state in (DONE, GONE):
+            return
+        if self.stepping and request.state in (PREFILL, DECODE):
+            self.leaving.append((request, cause))
+            return
+        self._withdraw(request, now)
+        self._end(request, now, cause)
+        self.start(now)
+
+    def _end(self, request: Live, now: float, cause: str = "") -> None:
+        request.state = GONE if cause else DONE
+        request.cause = cause
+        request.ended_at = now
+        self.outstanding -= 1
+        self.left(now, request)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.model.block_tokens)
+
+    # ------------------------------------------------------------------------------------------- admission
+
+    def _admit(self, now: float, budget: int) -> None:
+        """Admit from the head of the queue until one does not fit: whoever is behind it waits too."""
+        self.gpu.expire(now)
+        while self.waiting and budget > 0:
+            head = self.waiting[0][1]
+            if head.state != WAITING:
+                heapq.heappop(self.waiting)
+                continue
+            busy = len(self.running) + len(self.loading)
+            if busy >= self.model.max_num_seqs or self.blocked == (head.index, self.gpu.version, len(self.waiting)):
+                return
+            if not self._place(head, now):
+                self.blocked = (head.index, self.gpu.version, len(self.waiting))
+                return
+            heapq.heappop(self.waiting)
+            if head.state == PREFILL:
+                budget -= head.target - head.progress
+
+    def _place(self, request: Live, now: float) -> bool:
+        """Give a request all the blocks of its prompt; False where they are not to be had."""
+        gpu, path = self.gpu, request.path
+        hits = 0
+        while hits < request.reusable and gpu.state[path[hits]] == READY:
+            hits += 1
+        if self.wait_for_others and hits < request.reusable and gpu.state[path[hits]] == COMING:
+            request.state = PARKED
+            self.parked.setdefault(self.owners[path[hits]].index, []).append(request)
+            return True
+        needed = self._blocks(request.target) - hits
+        if gpu.room(path[:hits]) < needed:
+            return False
+        loads = self.tiers.found(path, hits, request.reusable, now)
+        gpu.use(path[:hits])
+        gone = gpu.take(needed)
+        self._own(request, hits, needed)
+        self.tiers.touch(path, now)
+        if request.admitted_at is None:
+            request.admitted_at = now
+            request.hits = (hits, *loads)
+        request.progress = hits * self.model.block_tokens
+        if sum(loads):
+            request.state = LOADING
+            request.loading_since = now
+            self.loading[request.index] = request
+            self.tiers.load(request, hits, loads, now, self._loaded)
+        else:
+            self._begin_prefill(request)
+        if self.on_eviction and gone:
+            self.tiers.store(gone, now)
+        return True
+
+    def _own(self, request: Live, hits: int, needed: int) -> None:
+        gpu, path = self.gpu, request.path
+        request.held = path[:hits]
+        request.owned = []
+        for place in range(hits, len(path)):
+            block = path[place]
+            if not gpu.state[block]:
+                gpu.name(block)
+                self.owners[block] = request
+                request.held.append(block)
+                request.owned.append(place)
+        request.owned.reverse()
+        request.private = needed - len(request.owned)
+
+    def _begin_prefill(self, request: Live) -> None:
+        request.state = PREFILL
+        self.prefilling[request.index] = request
+        self.running[request.index] = request
+
+    def _loaded(self, now: float, load: Load) -> None:
+        request = load.request
+        if request.epoch != load.epoch:
+            return
+        del self.loading[request.index]
+        request.loaded_at = now
+        if load.failed:  # the defined miss path: what did not come is computed
+            hits = request.hits
+            request.hits = (hits[0], 0, 0)
+        else:
+            request.progress = (load.start + len(load.host) + len(load.disk)) * self.model.block_tokens
+            self._complete(request, now, loaded=True)
+        self._begin_prefill(request)
+        self.start(now)
+
+    # ----------------------------------------------------------------------------------------------- steps
+
+    def start(self, now: float) -> None:
+        """Begin the next step, if there is something to run and nothing runs."""
+        if self.stepping or now < self.down_until:
+            return
+        budget = self.model.max_num_batched_tokens
+        waiting_work = sum(one.target - one.progress for one in self.prefilling.values())
+        self._admit(now, budget - self.decoding - waiting_work)
+        self._grow(now)
+        if self.prefilling:
+            seconds, chunks = self._mixed(budget - self.decoding)
+            count = 1
+        elif self.decoding:
+            count, seconds = self._run(now)
+            chunks = []
+        else:
+            return
+        self.stepping = True
+        self.step_began = now
+        self.at(now + seconds, self._ended, (self.generation, count, chunks))
+
+    def _mixed(self, budget: int) -> tuple[float, list[tuple[Live, int]]]:
+        model = self.model
+        chunks, tokens, squares = list[tuple[Live, int]](), self.decoding, 0
+        for request in self.prefilling.values():
+            if budget <= 0:
+                break
+            chunk = min(budget, request.target - request.progress)
+            chunks.append((request, chunk))
+            budget -= chunk
+            tokens += chunk
+            squares += chunk * (2 * request.progress + chunk)
+        work = model.a_s_per_token * tokens + model.b_s_per_token_sq * squares
+        return model.t0_s + max(work, model.weights_s) + self.kv_tokens * model.kv_s_per_token, chunks
+
+    def _run(self, now: float) -> tuple[int, float]:
+        """Decode steps until somebody ends or grows, or something happens outside: how many, and their seconds."""
+        model = self.model
+        until = min(_top(self.ends), _top(self.grows)) - self.decode_step
+        step = model.t0_s + max(model.a_s_per_token * self.decoding, model.weights_s)
+        step += self.kv_tokens * model.kv_s_per_token
+        growth = self.decoding * model.kv_s_per_token  # by which each step is longer than the one before
+
+        def seconds(count: int) -> float:
+            return count * step + growth * count * (count - 1) / 2
+
+        gap = self.next_event() - now
+        if gap < seconds(until):
+            half = growth / 2
+            root = (-(step - half) + math.sqrt((step - half) ** 2 + 4 * half * gap)) / growth if growth else gap / step
+            count = max(1, min(until, int(root) - 1))
+            while count < until and seconds(count) < gap:
+                count += 1
+            return count, seconds(count)
+        return until, seconds(until)
+
+    def _ended(self, now: float, generation: int, count: int, chunks: list[tuple[Live, int]]) -> None:
+        if generation != self.generation:
+            return
+        self.stepping = False
+        self.steps += count
+        self.busy_s += now - self.step_began
+        self.decode_step += count
+        self.kv_tokens += self.decoding * count
+        while self.ends and (_stale(self.ends[0]) or self.ends[0][0] <= self.decode_step):
+            entry = heapq.heappop(self.ends)
+            if not _stale(entry):
+                self._finish(entry[3], now)
+        for request, chunk in chunks:
+            request.progress += chunk
+            self.prefill_tokens += chunk
+            self._complete(request, now)
+            if request.progress == request.target:
+                self._first_token(request, now)
+        for request, cause in self.leaving:
+            if request.state not in (DONE, GONE):
+                self._withdraw(request, now)
+                self._end(request, now, cause)
+        self.leaving.clear()
+        self.start(now)
+
+    def _complete(self, request: Live, now: float, loaded: bool = False) -> None:
+        """Blocks that the request's progress has filled are ready for everybody, and copied to the tiers."""
+        ready, owned, path = list[int](), request.owned, request.path
+        full = request.progress // self.model.block_tokens
+        while owned and owned[-1] < full:
+            block = path[owned.pop()]
+            self.gpu.ready(block)
+            self.owners.pop(block, None)
+            ready.append(block)
+        if ready and not loaded and not self.on_eviction:
+            self.gpu.use(self.tiers.store(ready, now, self.generation))
+
+    def _copied(self, now: float, blocks: list[int], generation: int) -> None:
+        if generation == self.generation:
+            self.gpu.release(blocks, now)
+            self.at(now, self._resume, ())
+
+    def _resume(self, now: float) -> None:
+        self.start(now)
+
+    def _first_token(self, request: Live, now: float) -> None:
+        del self.prefilling[request.index]
+        self._unpark(request)
+        if request.first_token_at is None:
+            request.first_token_at = now
+        request.emitted += 1
+        left = request.output_tokens - request.emitted
+        if left <= 0:
+            self._finish(request, now, decoding=False)
+            return
+        request.state = DECODE
+        request.entered = self.decode_step
+        self.decoding += 1
+        self.kv_tokens += request.target
+        heapq.heappush(self.ends, (self.decode_step + left, request.index, request.epoch, request))
+        room = self._blocks(request.target) * self.model.block_tokens - request.target
+        if room < left:
+            heapq.heappush(self.grows, (self.decode_step + room, request.index, request.epoch, request))
+
+    def _finish(self, request: Live, now: float, decoding: bool = True) -> None:
+        if decoding:
+            self._stop_decoding(request)
+        self._release(request, now)
+        self._end(request, now)
+
+    def _stop_decoding(self, request: Live) -> None:
+        done = self.decode_step - request.entered
+        self.decoding -= 1
+        self.kv_tokens -= request.target + done
+        request.emitted += done
+
+    def _release(self, request: Live, now: float) -> None:
+        """Everything that the request holds; its path is used now, in every tier."""
+        self.running.pop(request.index, None)
+        for place in request.owned:
+            self.owners.pop(request.path[place], None)
+        self.gpu.release(request.held, now)
+        self.gpu.drop_private(request.private)
+        if request.state not in (WAITING, PARKED):
+            self.tiers.touch(request.path, now)
+        request.held, request.owned, request.private = [], [], 0
+        request.epoch += 1
+
+    # ------------------------------------------------------------------------------- preemption and leaving
+
+    def _grow(self, now: float) -> None:
+        """Give a block to every decoding request that needs one for its next token, the latest admitted giving way."""
+        while self.grows and (_stale(self.grows[0]) or self.grows[0][0] <= self.decode_step):
+            entry = heapq.heappop(self.grows)
+            if _stale(entry):
+                continue
+            request = entry[3]
+            while self.gpu.room() < 1 and not _stale(entry):
+                self._preempt(next(reversed(self.running.values())), now)
+            if _stale(entry):
+                continue
+            gone = self.gpu.take(1)
+            request.private += 1
+            if self.on_eviction and gone:
+                self.tiers.store(gone, now)
+            later = entry[0] + self.model.block_tokens
+            if later < request.entered + request.output_tokens - request.emitted:
+                heapq.heappush(self.grows, (later, request.index, request.epoch, request))
+
+    def _preempt(self, request: Live, now: float) -> None:
+        """The request gives up all its blocks and computes them again later, with what it has produced."""
+        self.preemptions += 1
+        self._withdraw(request, now)
+        self._queue_again(request)
+
+    def _queue_again(self, request: Live) -> None:
+        request.state = WAITING
+        request.progress = 0
+        request.target = request.input_tokens + request.emitted
+        heapq.heappush(self.waiting, (request.index, request))
+
+    def _withdraw(self, request: Live, now: float) -> None:
+        """Take a request out of wherever it is."""
+        if request.state == DECODE:
+            self._stop_decoding(request)
+        self.prefilling.pop(request.index, None)
+        self.loading.pop(request.index, None)
+        if request.state == PARKED:
+            for others in self.parked.values():
+                if request in others:
+                    others.remove(request)
+        self._release(request, now)
+        self._unpark(request)
+
+    def _unpark(self, owner: Live) -> None:
+        for request in self.parked.pop(owner.index, ()):
+            request.state = WAITING
+            heapq.heappush(self.waiting, (request.index, request))
+
+    def restart(self, now: float, down_s: float, survives: tuple[str, ...]) -> None:
+        """The engine dies: its GPU cache and all progress are gone, clients ask again, `down_s` later it is back."""
+        if self.stepping:
+            self.busy_s += now - self.step_began
+        self.stepping = False
+        self.generation += 1
+        for request in [*self.running.values(), *self.loading.values()]:
+            request.held, request.owned, request.private = [], [], 0
+            request.epoch += 1
+            request.emitted = 0
+            self._queue_again(request)
+        for owner in list(self.parked):
+            for request in self.parked.pop(owner):
+                self._queue_again(request)
+        for held in (self.running, self.prefilling, self.loading, self.owners):
+            held.clear()
+        self.decoding = self.kv_tokens = 0
+        self.ends.clear()
+        self.grows.clear()
+        self.gpu.clear()
+        for name in ("host", "disk"):
+            if name not in survives:
+                self.tiers.lose(name, "restart", closed=False)
+        for request, cause in self.leaving:
+            self._end(request, now, cause)
+        self.leaving.clear()
+        self.down_until = max(self.down_until, now + down_s)
+        self.at(self.down_until, self._resume, ())
+
+
+def _stale(entry: tuple[int, int, int, Live]) -> bool:
+    return entry[2] != entry[3].epoch
+
+
+def _top(heap: Heap) -> int:
+    """The step of the first entry that still means something."""
+    while heap and _stale(heap[0]):
+        heapq.heappop(heap)
+    return heap[0][0] if heap else 1 << 60

@@ -1,0 +1,172 @@
+"""A plan as an engine to simulate: each figure taken from the plan's own documents, with its origin."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvplan.catalog import gpu as catalogue_gpu
+from kvplan.documents import Arm, EngineModel, Evidence, LinkModel, Plan, Prefill, Provenance
+from kvplan.errors import KvplanError
+from kvplan.units import show_duration, show_rate, show_tokens
+
+ERROR = 0.29  # published simulators err by 18 % of mean and 29 % of p99 TTFT against real servers
+BAND = (
+    "published simulators of serving engines err by 18 % (mean) to 29 % (p99) on TTFT; to this the error of the "
+    "recompute cost is added. Compare arms with each other before any of them with a clock"
+)
+NOT_MODELLED = (
+    "copies that slow computing on the same GPU, and computing that slows copies",
+    "CPU time of the scheduler, tokenizer and network",
+    "speculative decoding, hybrid and windowed layers, prefill and decoding on separate engines",
+    "blocks smaller than the log's: a prefix is reused in whole blocks of the log",
+    "reuse of generated tokens before a later prompt of the log brings them back under its own ids",
+    "clients that wait for an answer before they ask again: arrivals stay where the log has them",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What the plan does not say: the step's limits, and the memory rate of a GPU that the catalogue lacks."""
+
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 256
+    memory_bytes_per_s: float | None = None
+
+
+def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineModel, tuple[Evidence, ...]]:
+    """The replica that a plan describes. Raises KvplanError naming what it lacks."""
+    estimate, prefill = plan.inputs.estimate.data, plan.prefill
+    per_token = max(1, estimate.kv.offload_bytes_per_token)
+    gpus = max(1, estimate.parallel.gpus)
+    per_gpu = max(estimate.kv.bytes_per_token_per_gpu, -(-per_token // gpus))
+    rate, rate_from, rate_source = _memory_rate(plan, options.memory_bytes_per_s)
+    weights = estimate.weights.bytes_per_gpu if estimate.weights else 0
+    tokens = plan.budgets.gpu.usable_bytes // (per_gpu * gpus)
+    if tokens < block_tokens:
+        raise KvplanError(
+            f"the plan leaves {tokens:,} tokens of KV cache on the GPU, less than one block of {block_tokens:,}: "
+            "plan with a larger GPU or smaller weights"
+        )
+    model = EngineModel(
+        kv_tokens=tokens,
+        block_tokens=block_tokens,
+        tier_bytes_per_token=per_token,
+        t0_s=prefill.t0_s,
+        a_s_per_token=prefill.a_s_per_token,
+        b_s_per_token_sq=prefill.b_s_per_token_sq,
+        weights_s=weights / rate,
+        kv_s_per_token=per_gpu / rate,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        replicas=plan.policy.replicas * max(1, estimate.parallel.dp),
+        routing=plan.policy.routing,
+        host_link=_link(plan, "host", per_token),
+        disk_link=_link(plan, "disk", per_token),
+    )
+    memory = _evidence("GPU memory rate", show_rate(rate), rate_from, rate_source)
+    return model, (*_evidences(plan, model, prefill), memory)
+
+
+def _evidence(what: str, value: str, provenance: Provenance, source: str) -> Evidence:
+    return Evidence(what=what, value=value, provenance=provenance, source=source)
+
+
+def _evidences(plan: Plan, model: EngineModel, prefill: Prefill) -> tuple[Evidence, ...]:
+    cost = f"{show_duration(prefill.seconds(8192))} for 8,192 tokens"
+    limits = f"{model.max_num_batched_tokens:,} tokens a step, {model.max_num_seqs:,} sequences"
+    rows = [
+        _evidence("KV cache of a replica", f"{show_tokens(model.kv_tokens)} tokens", "configured", "the plan"),
+        _evidence("recompute cost", cost, prefill.provenance, prefill.source),
+        _evidence("step limits", limits, "default", "--max-num-batched-tokens and --max-num-seqs"),
+    ]
+    for name, link in (("host link", model.host_link), ("disk", model.disk_link)):
+        if link is not None:
+            value = f"loads {show_rate(link.load_bytes_per_s)}, stores {show_rate(link.store_bytes_per_s)}"
+            rows.append(_evidence(name, value, *_origin(plan, name)))
+    return tuple(rows)
+
+
+def _origin(plan: Plan, name: str) -> tuple[Provenance, str]:
+    """Where the plan has a link's rate from."""
+    for one in plan.evidence:
+        if one.what == name or one.what.startswith(name):
+            return one.provenance, one.source
+    return "assumed", "the plan's break-even table"
+
+
+def _memory_rate(plan: Plan, given: float | None) -> tuple[float, Provenance, str]:
+    if given is not None:
+        return given, "configured", "--memory-rate"
+    spec, probe, estimate = plan.inputs.gpu, plan.inputs.probe, plan.inputs.estimate.data
+    names = [one.name for one in probe.data.host.gpus] if probe else []
+    names += [estimate.memory.gpu] if estimate.memory else []
+    for name in () if spec is not None else names:
+        try:
+            spec = catalogue_gpu(name)
+        except KvplanError:
+            continue
+    if spec is None:
+        raise KvplanError(
+            "the GPU's memory rate is unknown, and decoding is bound by it: give --memory-rate, such as 4.8TB/s, "
+            "or plan with --gpu NAME"
+        )
+    return spec.memory_bytes_per_s, "published", spec.source
+
+
+def _link(plan: Plan, tier: str, per_token: int) -> LinkModel | None:
+    """The link of a tier as the plan's break-even table has it, all ranks together; None where it has none.
+
+    The table gives load times of two lengths: their difference is the rate, the rest of it the latency.
+    """
+    rows = [row for row in plan.break_even if row.tier == tier]
+    if len(rows) < 2:
+        return None
+    first, last = rows[0], rows[-1]
+    seconds = (last.load_s - first.load_s) / (last.prefix_tokens - first.prefix_tokens)
+    if seconds <= 0:
+        return None
+    latency = max(0.0, first.load_s - seconds * first.prefix_tokens)
+    estimate = plan.inputs.estimate.data
+    granule = max(1, estimate.block_tokens) * per_token // max(1, estimate.parallel.gpus)
+    store = _store_rate(plan, tier, max(1, granule))
+    load = per_token / seconds
+    return LinkModel(load_bytes_per_s=load, store_bytes_per_s=store or load, latency_s=latency)
+
+
+def _store_rate(plan: Plan, tier: str, granule: int) -> float | None:
+    """The clean measured store nearest to a granule, of equals the slowest, all ranks; None where none was measured."""
+    probe = plan.inputs.probe
+    direction, gpus = ("d2h", plan.inputs.estimate.data.parallel.gpus) if tier == "host" else ("write", 1)
+    if probe is None or (tier == "host" and plan.policy.host_link_bytes_per_s):
+        return None
+    cells = [
+        (abs(math.log(max(1, link.granule_bytes) / granule)), link.p50_bytes_per_s)
+        for link in probe.data.links
+        if link.direction == direction and link.concurrent == "none" and not link.flags and link.p50_bytes_per_s > 0
+    ]
+    return min(cells)[1] * max(1, gpus) if cells else None
+
+
+def band(prefill: Prefill) -> tuple[float, float]:
+    """True times over stated ones, lowest and highest."""
+    return max(0.0, prefill.low_ratio * (1 - ERROR)), prefill.high_ratio * (1 + ERROR)
+
+
+def default_arms(plan: Plan) -> tuple[Arm, ...]:
+    """Offload off, and on as the plan recommends (with its largest option where it recommends nothing)."""
+    policy = plan.policy
+    share = "tenant" if policy.share == "tenant" else "all"
+    host, disk = plan.budgets.host.usable_bytes, plan.budgets.disk.usable_bytes
+    off = Arm(name="off", ttl_s=policy.ttl_s, share=share)
+    if not host and not disk:
+        return (off,)
+    on = Arm(
+        name="on",
+        host_bytes=host,
+        disk_bytes=disk,
+        disk_admission=policy.disk_admission,
+        ttl_s=policy.ttl_s,
+        share=share,
+    )
+    return off, on

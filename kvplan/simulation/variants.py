@@ -1,0 +1,103 @@
+"""Arms and faults from the texts of a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvplan.documents import Arm, Fault
+from kvplan.errors import UsageError
+from kvplan.units import parse_duration, parse_rate, parse_size
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise UsageError(f"{text!r} is none of {', '.join(words)}")
+        return text
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a number") from None
+
+
+_ADMISSION = _one_of("all", "second-use")
+_ARM: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "host": ("host_bytes", parse_size),
+    "disk": ("disk_bytes", parse_size),
+    "policy": ("policy", _one_of("lru", "arc")),
+    "admission": ("admission", _ADMISSION),
+    "disk-admission": ("disk_admission", _ADMISSION),
+    "store": ("store", _one_of("write-through", "on-eviction")),
+    "ttl": ("ttl_s", parse_duration),
+    "share": ("share", _one_of("all", "tenant")),
+    "in-flight": ("in_flight", _one_of("recompute", "wait")),
+    "host-link": ("host_link_bytes_per_s", parse_rate),
+}
+
+
+def arm_of(text: str) -> Arm:
+    """An arm from 'NAME:key=value,key=value'. Raises UsageError naming what has no meaning."""
+    name, colon, rest = text.partition(":")
+    if not name.strip() or not colon:
+        raise UsageError(f"--arm {text!r}: write a name and what it has, such as big:host=1TiB,policy=arc")
+    values: dict[str, Any] = {}
+    for part in filter(None, (piece.strip() for piece in rest.split(","))):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or key not in _ARM:
+            raise UsageError(f"--arm {part!r}: write key=value (keys: {', '.join(_ARM)})")
+        field, parse = _ARM[key]
+        try:
+            values[field] = parse(value)
+        except UsageError as error:
+            raise UsageError(f"--arm {key}: {error}") from None
+    if values.get("host_link_bytes_per_s") == 0:
+        raise UsageError("--arm host-link: a link without a rate carries nothing: give one above 0")
+    return Arm(name=name.strip(), **values)
+
+
+_FAULTS = "restart, restart-keep-host, lose-host, lose-disk, slow-host, slow-disk, fail-loads, client-gone"
+
+
+def fault_of(text: str) -> Fault:
+    """A fault from 'TIME:WHAT' or 'TIME:WHAT=VALUE', such as 10m:restart=90s or 5m:slow-host=0.5.
+
+    Raises UsageError naming what has no meaning.
+    """
+    when, _, rest = text.partition(":")
+    what, _, value = (piece.strip() for piece in rest.partition("="))
+    try:
+        at = parse_duration(when)
+        match what:
+            case "restart":
+                return Fault(at_s=at, kind="restart", value=parse_duration(value or "0s"))
+            case "restart-keep-host":
+                keeps = ("host", "disk")
+                return Fault(at_s=at, kind="restart", value=parse_duration(value or "0s"), survives=keeps)
+            case "lose-host" | "lose-disk":
+                return Fault(at_s=at, kind="tier-lost", tier=_tier(what))
+            case "slow-host" | "slow-disk":
+                return Fault(at_s=at, kind="link", tier=_tier(what), value=_above_zero(value))
+            case "fail-loads":
+                return Fault(at_s=at, kind="load-failure", value=min(1.0, _above_zero(value)))
+            case "client-gone":
+                return Fault(at_s=at, kind="client-gone", request=int(_above_zero(value)))
+    except UsageError as error:
+        raise UsageError(f"--fault {text!r}: {error}") from None
+    raise UsageError(f"--fault {text!r}: write TIME:WHAT, where WHAT is one of {_FAULTS}")
+
+
+def _tier(what: str) -> Any:
+    return what.partition("-")[2]
+
+
+def _above_zero(text: str) -> float:
+    value = _number(text)
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{text!r} is not above 0")
+    return value
