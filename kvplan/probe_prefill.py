@@ -7,6 +7,7 @@ See docs/prefill.md for the method and what it was checked against.
 from __future__ import annotations
 
 import importlib.util
+import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ _ROUNDS, _MOST_ROUNDS = 3, 9
 _LONG_ENOUGH_S = 0.3
 _ROOM = 0.8  # of free memory, for weights; passes share what is left with the host
 _NOTABLE = 0.15
+_ENOUGH = 4  # points that three numbers cannot simply pass through
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +56,7 @@ def measure(
     Raises KvplanError where the model cannot be cut, does not fit, or where no length could be measured.
     """
     progress(f"prefill of {model}: laying out its layers", 0.0)
+    busy = _others_at_work(device)
     whole = cutmodel.read(raw, model)
     changes, notes = _fitting(whole, device)
     run = _Run(whole, cutmodel.pairs(whole, **changes), device, seconds, rounds, progress)
@@ -62,7 +65,16 @@ def measure(
     for length in wanted:
         if not run.length(length, asked=bool(tokens)):
             break
-    return run.result(model, (*whole.notes, *notes))
+    return run.result(model, (*whole.notes, *notes), busy)
+
+
+def _others_at_work(device: Passes) -> tuple[Finding, ...]:
+    """A warning where this processor is busy before it is measured: threads that wait for each other then crawl."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if device.gpus is not None or load < cores / 2:
+        return ()
+    text = f"{load:.1f} threads were at work on {cores} processors before prefill was measured: measure an idle host"
+    return (Finding(severity="warning", code="prefill-disturbed", text=text),)
 
 
 def _fitting(whole: Whole, device: Passes) -> tuple[dict[str, int], tuple[str, ...]]:
@@ -184,7 +196,7 @@ class _Run:
     def _say(self, severity: Literal["info", "warning"], code: str, text: str) -> None:
         self.findings.append(Finding(severity=severity, code=code, text=f"prefill of {self.whole.name}: {text}"))
 
-    def result(self, model: str, notes: tuple[str, ...]) -> PrefillResult:
+    def result(self, model: str, notes: tuple[str, ...], more: tuple[Finding, ...]) -> PrefillResult:
         """Fit what was measured. Raises KvplanError where nothing was."""
         if not self.points:
             raise KvplanError("; ".join(finding.text for finding in self.findings) or f"{model}: nothing was measured")
@@ -195,7 +207,7 @@ class _Run:
         prefill = fitted(
             tuple(self.points), model=model, device=self.device.device, source=source, gpus=self.device.gpus
         )
-        return PrefillResult(prefill=prefill, findings=(*self.findings, *_fit_findings(prefill)))
+        return PrefillResult(prefill=prefill, findings=(*more, *self.findings, *_fit_findings(prefill)))
 
 
 def fitted(points: tuple[PrefillPoint, ...], *, model: str, device: str, source: str, gpus: int | None) -> Prefill:
@@ -211,7 +223,7 @@ def fitted(points: tuple[PrefillPoint, ...], *, model: str, device: str, source:
         provenance="measured",
         source=source,
         points=points,
-        worst_relative_error=found.worst,
+        worst_relative_error=found.worst if len(points) >= _ENOUGH else None,
         low_ratio=min(1.0, found.low),
         high_ratio=max(1.0, found.high),
         max_measured_tokens=max(point.tokens + point.prefix_tokens for point in points),
@@ -219,6 +231,9 @@ def fitted(points: tuple[PrefillPoint, ...], *, model: str, device: str, source:
 
 
 def _fit_findings(prefill: Prefill) -> tuple[Finding, ...]:
+    if len(prefill.points) < _ENOUGH:
+        text = f"prefill of {prefill.model}: only {len(prefill.points)} points: give more time with --budget"
+        return (Finding(severity="warning", code="prefill-few", text=text),)
     error = prefill.worst_relative_error or 0.0
     if error <= _NOTABLE:
         return ()

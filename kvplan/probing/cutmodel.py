@@ -18,6 +18,13 @@ from kvplan.errors import KvplanError
 from kvplan.probing.cutting import NUMBERED, Json, cut_config
 
 MORE = 3
+# What transformers does in another way than serving engines, by a word in the name of a kind of layer.
+_DIFFERENCES = (
+    ("sliding", "windows as a mask over the whole square: an engine's long prompts are quicker"),
+    ("chunked", "chunks as a mask over the whole square: an engine's long prompts are quicker"),
+    ("linear", "recurrent layers in transformers' own code, slow where their kernels are not installed"),
+    ("experts", "experts chosen by random weights, so nearly evenly: real text chooses less evenly"),
+)
 INSTEAD = "measure a running server instead: --server URL"
 # Settings that count layers or say what else reads a cache: they cost nothing.
 _COSTLESS = ("idx", "index", "layer_id", "layer_number", "training", "store_full_length_kv")
@@ -64,6 +71,10 @@ def read(raw: Json, name: str) -> Whole:
     kinds = tuple(Kind(words=_words(layers[of[0]], config, of[0]), layers=tuple(of)) for of in groups.values())
     if sum(len(kind.layers) for kind in kinds) != config.num_hidden_layers:
         raise KvplanError(f"{name}: its kinds of layer do not add up to its {config.num_hidden_layers} layers")
+    words = " ".join(kind.words for kind in kinds)
+    notes = (*notes, *(text for sign, text in _DIFFERENCES if sign in words))
+    if skeleton.config._attn_implementation == "eager":
+        notes = (*notes, "attention in plain torch, which holds the whole square")
     return Whole(name=name, config=config, kinds=kinds, notes=notes)
 
 

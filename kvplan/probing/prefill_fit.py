@@ -10,6 +10,9 @@ import numpy as np
 
 from kvplan.documents import PrefillPoint
 
+# Of fits that are equally good, as with one point all are, the one proportional to tokens is the least surprising.
+_ORDER = (1, 2, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
@@ -50,7 +53,7 @@ def _least(columns: np.ndarray) -> np.ndarray:
     scale = np.linalg.norm(columns, axis=0)
     best, least = np.zeros(3), np.inf
     for size in (1, 2, 3):
-        for chosen in map(list, combinations(range(3), size)):
+        for chosen in map(list, combinations(_ORDER, size)):
             part, *_ = np.linalg.lstsq(columns[:, chosen] / scale[chosen], ones, rcond=None)
             if (part < 0).any():
                 continue
