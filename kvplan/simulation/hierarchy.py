@@ -57,11 +57,11 @@ class Hierarchy:
             counts.append(depth - first)
         return counts[0], counts[1]
 
-    def touch(self, path: Sequence[int], now: float) -> None:
-        """A request uses its path."""
+    def touch(self, path: Sequence[int], now: float, again: bool = True) -> None:
+        """A request uses its path, or lets go of it."""
         for tier in (self.host, self.disk):
             if tier is not None:
-                tier.touch(path, now)
+                tier.touch(path, now, again)
 
     def load(self, request: Live, start: int, counts: tuple[int, int], now: float, done: Callable[..., None]) -> None:
         """Begin to load blocks of a request from `start` on; `done(now, load)` is called when they are there."""
@@ -97,15 +97,21 @@ class Hierarchy:
         admitted = tier.reserve(blocks, now) if tier is not None else []
         if admitted and tier is not None and self.down is not None:
             end = self.down.queue(now, len(admitted) * self.block_bytes)
+            if end <= now:  # a link without end takes no time: nothing is held meanwhile
+                self._arrived(now, admitted)
+                return []
             self.at(end, self._stored, (admitted, tier.generation, word))
         return admitted
 
     def _stored(self, now: float, blocks: list[int], generation: int, word: int) -> None:
         self.stored(now, blocks, word)
         tier = self.host or self.disk
-        if tier is None or tier.generation != generation:
-            return
-        if tier is self.host:
+        if tier is not None and tier.generation == generation:
+            self._arrived(now, blocks)
+
+    def _arrived(self, now: float, blocks: list[int]) -> None:
+        tier = self.host
+        if tier is not None:
             tier.commit(blocks, now)
             self._demote(blocks, now)
         else:

@@ -65,13 +65,12 @@ class Replica:
     # -------------------------------------------------------------------------------------------- arrivals
 
     def arrive(self, request: Live, now: float) -> None:
-        """A request joins the queue, or is turned away where it can never fit."""
+        """A request joins the queue (`start` looks at it), or is turned away where it can never fit."""
         self.outstanding += 1
         if self._blocks(request.input_tokens + request.output_tokens - 1) > self.gpu.capacity:
             self._end(request, now, "does not fit")
             return
         heapq.heappush(self.waiting, (request.index, request))
-        self.start(now)
 
     def cancel(self, request: Live, now: float, cause: str) -> None:
         """The client is gone: what the request holds is free again, at the end of a step that runs it."""
@@ -322,7 +321,7 @@ class Replica:
         self.gpu.release(request.held, now)
         self.gpu.drop_private(request.private)
         if request.state not in (WAITING, PARKED):
-            self.tiers.touch(request.path, now)
+            self.tiers.touch(request.path, now, again=False)
         request.held, request.owned, request.private = [], [], 0
         request.epoch += 1
 

@@ -17,8 +17,8 @@ class Order(Protocol):
     def insert(self, block: int) -> None:
         """A block arrives."""
 
-    def touch(self, block: int) -> None:
-        """A block that is there is used."""
+    def touch(self, block: int, again: bool) -> None:
+        """A block that is there is used: `again` by another request, or still by the one that has it."""
 
     def victim(self, pinned: Counter[int], arriving: int) -> int | None:
         """The block to give up for `arriving`, taken out; None where all are pinned."""
@@ -41,7 +41,7 @@ class Lru:
         """The newcomer is the most recent."""
         self.blocks[block] = None
 
-    def touch(self, block: int) -> None:
+    def touch(self, block: int, again: bool) -> None:
         """Used: the most recent now."""
         self.blocks.move_to_end(block)
 
@@ -87,13 +87,15 @@ class Arc:
         while len(self.recent_ghosts) + len(self.frequent_ghosts) > self.capacity:
             (self.frequent_ghosts or self.recent_ghosts).popitem(last=False)
 
-    def touch(self, block: int) -> None:
+    def touch(self, block: int, again: bool) -> None:
         """Used again: frequent."""
-        if block in self.recent:
+        if block in self.frequent:
+            self.frequent.move_to_end(block)
+        elif again:
             del self.recent[block]
             self.frequent[block] = None
         else:
-            self.frequent.move_to_end(block)
+            self.recent.move_to_end(block)
 
     def victim(self, pinned: Counter[int], arriving: int) -> int | None:
         """From the list that is over its target, else from the other."""
@@ -160,11 +162,14 @@ class Tier:
         for block in stale:
             self._drop(block, "ttl")
 
-    def touch(self, path: Sequence[int], now: float) -> None:
-        """A request uses the blocks of its path, leaf first, so that a leaf always leaves before its root."""
+    def touch(self, path: Sequence[int], now: float, again: bool = True) -> None:
+        """A request uses the blocks of its path, leaf first, so that a leaf always leaves before its root.
+
+        `again` is false when it lets go of them, which is no second use.
+        """
         for block in reversed(path):
             if block in self.used_at:
-                self.order.touch(block)
+                self.order.touch(block, again)
                 self.used_at[block] = now
                 self.used_at.move_to_end(block)
 

@@ -81,21 +81,27 @@ class World:
         while self.ended < count:
             if self.arrived < count and (not self.events or self.requests[self.arrived].arrived_at < self.events[0][0]):
                 request = self.requests[self.arrived]
-                self.arrived += 1
-                self.now = request.arrived_at
-                self._count(self.now, 1)
                 if request.index % every == 0:
                     progress(f"playing arm {self.arm.name}", request.index / count)
-                    self.occupancy.append((self.now, self._host_blocks()))
-                if request.state != GONE:  # a client may be gone before its turn
-                    self._route(request).arrive(request, self.now)
-                else:
-                    self._left(self.now, request)
+                    self.occupancy.append((request.arrived_at, self._host_blocks()))
+                self._arrive(request)
             else:
                 self.now, _, call, arguments = heapq.heappop(self.events)
                 call(self.now, *arguments)
             if self.watch is not None:
                 self.watch(self)
+
+    def _arrive(self, request: Live) -> None:
+        self.arrived += 1
+        self.now = request.arrived_at
+        self._count(self.now, 1)
+        if request.state == GONE:  # a client may be gone before its turn
+            self._left(self.now, request)
+        else:
+            self._route(request).arrive(request, self.now)
+        if self.arrived == len(self.requests) or self.requests[self.arrived].arrived_at > self.now:
+            for replica in self.replicas:  # those that arrive together are looked at together
+                replica.start(self.now)
 
     def _count(self, now: float, change: int) -> None:
         self.in_system_s += self.in_system * (now - self.last_change)
