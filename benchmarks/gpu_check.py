@@ -50,7 +50,7 @@ def page(found: Probe) -> Iterator[str]:
         yield from _device(name, {gpu.index: gpu for gpu in host.gpus}.get(report.gpu))
         yield from _pinning(report)
         mine = [link for link in found.links if name in (link.source, link.target)]
-        yield from _table([link for link in mine if WORDS["batch"] not in link.method and "gather" not in link.method])
+        yield from _table([link for link in mine if link.preset is None and link.concurrent in ("none", OPPOSITE)])
         yield from _pieces(mine)
         yield from _contention(found, report.gpu)
         yield from _pipeline(found, report.gpu)
@@ -102,7 +102,7 @@ def _table(links: list[Link]) -> Iterator[str]:
 def _pieces(links: list[Link]) -> Iterator[str]:
     """The sizes of pieces through every mechanism: microseconds a piece, and what that is in bytes a second."""
     alone = [link for link in links if link.concurrent == "none" and "pageable" not in link.flags]
-    sizes = {link.granule_bytes for link in alone if WORDS["gather"] in link.method}
+    sizes = {link.granule_bytes for link in alone if link.preset}
     if sizes:
         yield ""
         yield f"{'piece':>12}  {'mechanism':<56}{'H2D':>24}{'D2H':>24}"

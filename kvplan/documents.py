@@ -1009,9 +1009,10 @@ class Link:
     time (disk) or trains of copies (GPU), latencies over single transfers; `samples` transfers were timed in all. GPU
     cells have depth 1: one stream, whose copies run one after another. `concurrent` names what else ran at the same
     time ("none", "opposite direction", "decode", …). `preset` names the engine whose way of moving data it is
-    ("vllm-disk", "vllm-fs", "lmcache"; "sustained" for a long write), None a plain cell. `flags` say why a planner must
-    not trust the cell ("page-cache", "unproven-direct", "first-write", "pageable", "not-steady", "corrupt", "comparison",
-    …); an empty list is a clean measurement.
+    ("vllm-disk", "vllm-fs", "lmcache"; "sustained" for a long write; "batch" and "gather" for GPU pieces moved by one
+    call or by a kernel), None a plain cell. `flags` say why a planner must not trust the cell ("page-cache",
+    "unproven-direct", "first-write", "pageable", "remote-node", "not-steady", "corrupt", "comparison", …); an empty
+    list is a clean measurement.
     """
 
     source: str
@@ -1785,9 +1786,9 @@ class Simulation:
 class ResidentModel:
     """One model of several that share a machine: what it takes while loaded, and how long loading takes.
 
-    `kv_bytes` is the KV cache and `compute_bytes` everything else that is not weights. `load_s` and `warm_load_s`, where
-    given, stand for what the read rate would say. Models of one `group` are loaded and evicted together; a `pinned` one
-    is never evicted once loaded.
+    `kv_bytes` is the KV cache and `compute_bytes` everything else that is not weights. `load_s` and `warm_load_s`,
+    where given, stand for what the read rate would say. Models of one `group` are loaded and evicted together; a
+    `pinned` one is never evicted once loaded.
     """
 
     name: str

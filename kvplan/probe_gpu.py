@@ -389,6 +389,7 @@ class _Run:
             p99_latency_s=p99_s,
             method=f"{WORDS[cell.mechanism]}, one stream, {memory}, CUDA events, data verified",
             concurrent=OPPOSITE if cell.duplex else "none",
+            preset=None if cell.mechanism == "loop" else cell.mechanism,
             flags=flags,
         )
 
