@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from kvplan.documents import Arm, EngineModel, LinkModel
 from kvplan.errors import KvplanError
 from kvplan.simulation.links import Fifo
-from kvplan.simulation.live import Live, Load
+from kvplan.simulation.live import Hold, Live, Load
 from kvplan.simulation.tiers import Tier
 
 At: TypeAlias = Callable[[float, Callable[..., None], tuple[Any, ...]], None]  # time, what to call then, with what
@@ -18,10 +18,10 @@ At: TypeAlias = Callable[[float, Callable[..., None], tuple[Any, ...]], None]  #
 class Hierarchy:
     """Host and disk of one replica; a tier without a block of room is not there at all.
 
-    `stored` is called with the time, the blocks whose copy from the GPU has ended, and the word given with them.
+    `stored` is called with the time and the hold that a copy from the GPU was made for, when it has ended.
     """
 
-    def __init__(self, model: EngineModel, arm: Arm, at: At, stored: Callable[[float, list[int], int], None]) -> None:
+    def __init__(self, model: EngineModel, arm: Arm, at: At, stored: Callable[[float, Hold | None], None]) -> None:
         self.block_bytes = model.block_tokens * model.tier_bytes_per_token
         self.arm = arm
         self.at = at
@@ -91,20 +91,21 @@ class Hierarchy:
             self.host.commit(self.host.reserve(load.disk, now), now)  # it came through host memory and stays there
         done(now, load)
 
-    def store(self, blocks: Iterable[int], now: float, word: int = -1) -> list[int]:
-        """Begin to copy complete blocks from the GPU; those that are really copied, until `stored` is called."""
+    def store(self, blocks: Iterable[int], now: float, hold: Hold | None = None) -> None:
+        """Begin to copy complete blocks from the GPU, those that the tier takes; `stored` is called afterwards."""
         tier = self.host or self.disk
         admitted = tier.reserve(blocks, now) if tier is not None else []
         if admitted and tier is not None and self.down is not None:
             end = self.down.queue(now, len(admitted) * self.block_bytes)
             if end <= now:  # a link without end takes no time: nothing is held meanwhile
                 self._arrived(now, admitted)
-                return []
-            self.at(end, self._stored, (admitted, tier.generation, word))
-        return admitted
+                return
+            if hold is not None:
+                hold.copies += 1
+            self.at(end, self._stored, (admitted, tier.generation, hold))
 
-    def _stored(self, now: float, blocks: list[int], generation: int, word: int) -> None:
-        self.stored(now, blocks, word)
+    def _stored(self, now: float, blocks: list[int], generation: int, hold: Hold | None) -> None:
+        self.stored(now, hold)
         tier = self.host or self.disk
         if tier is not None and tier.generation == generation:
             self._arrived(now, blocks)

@@ -24,6 +24,7 @@ class Live:
         "first_token_at",
         "held",
         "hits",
+        "hold",
         "index",
         "input_tokens",
         "loaded_at",
@@ -58,6 +59,7 @@ class Live:
         self.target = self.input_tokens
         self.held: list[int] = []
         self.owned: list[int] = []
+        self.hold: Hold | None = None
         self.private = 0
         self.hits = (0, 0, 0)  # blocks from GPU, host, disk at first admission
         self.admitted_at: float | None = None
@@ -81,3 +83,15 @@ class Load:
         self.disk = disk
         self.failed = False
         self.generations = (0, 0)
+
+
+class Hold:
+    """The shared blocks of one stay on the GPU, kept until the request is through and the last copy of them too."""
+
+    __slots__ = ("blocks", "copies", "generation", "over")
+
+    def __init__(self, generation: int) -> None:
+        self.blocks: list[int] = []
+        self.copies = 0
+        self.over = False
+        self.generation = generation

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from kvplan.documents import Arm, EngineModel
 from kvplan.simulation.gpu import COMING, READY, GpuCache
 from kvplan.simulation.hierarchy import At, Hierarchy
-from kvplan.simulation.live import DECODE, DONE, GONE, LOADING, PARKED, PREFILL, WAITING, Live, Load
+from kvplan.simulation.live import DECODE, DONE, GONE, LOADING, PARKED, PREFILL, WAITING, Hold, Live, Load
 
 Heap = list[tuple[int, int, int, Live]]  # decode step, request, epoch, request itself
 
@@ -150,6 +150,7 @@ class Replica:
         gpu, path = self.gpu, request.path
         request.held = path[:hits]
         request.owned = []
+        request.hold = Hold(self.generation)
         for place in range(hits, len(path)):
             block = path[place]
             if not gpu.state[block]:
@@ -272,11 +273,14 @@ class Replica:
             self.owners.pop(block, None)
             ready.append(block)
         if ready and not loaded and not self.on_eviction:
-            self.gpu.use(self.tiers.store(ready, now, self.generation))
+            self.tiers.store(ready, now, request.hold)
 
-    def _copied(self, now: float, blocks: list[int], generation: int) -> None:
-        if generation == self.generation:
-            self.gpu.release(blocks, now)
+    def _copied(self, now: float, hold: Hold | None) -> None:
+        if hold is None or hold.generation != self.generation:
+            return
+        hold.copies -= 1
+        if hold.over and not hold.copies:
+            self.gpu.release(hold.blocks, now)
             self.at(now, self._resume, ())
 
     def _resume(self, now: float) -> None:
@@ -318,11 +322,17 @@ class Replica:
         self.running.pop(request.index, None)
         for place in request.owned:
             self.owners.pop(request.path[place], None)
-        self.gpu.release(request.held, now)
+        done = len(request.held) - len(request.owned)
+        self.gpu.release(request.held[done:], now)
+        hold = request.hold
+        if hold is not None and hold.copies:
+            hold.blocks, hold.over = request.held[:done], True
+        else:
+            self.gpu.release(request.held[:done], now)
         self.gpu.drop_private(request.private)
         if request.state not in (WAITING, PARKED):
             self.tiers.touch(request.path, now, again=False)
-        request.held, request.owned, request.private = [], [], 0
+        request.held, request.owned, request.private, request.hold = [], [], 0, None
         request.epoch += 1
 
     # ------------------------------------------------------------------------------- preemption and leaving
@@ -383,7 +393,7 @@ class Replica:
         self.stepping = False
         self.generation += 1
         for request in [*self.running.values(), *self.loading.values()]:
-            request.held, request.owned, request.private = [], [], 0
+            request.held, request.owned, request.private, request.hold = [], [], 0, None
             request.epoch += 1
             request.emitted = 0
             self._queue_again(request)
