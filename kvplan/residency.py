@@ -1,0 +1,137 @@
+"""Several models on one machine: a log that names models, played under a policy -> Residency."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvplan.documents import Evidence, Machine, Plan, PolicyRun, Residency, ResidencyPolicy, ResidentModel
+from kvplan.errors import KvplanError, LimitError
+from kvplan.progress import Progress, silent
+from kvplan.resident import inputs
+from kvplan.resident.advice import findings
+from kvplan.resident.costs import PATTERN_RATIO, shared_memory, units
+from kvplan.resident.measure import co_access, play
+from kvplan.resident.search import search
+from kvplan.resident.settings import settings
+from kvplan.resident.table import Log
+from kvplan.units import show_bytes, show_rate
+
+__all__ = ["Log", "read_log", "read_models", "residency", "with_plan"]
+
+NOT_MODELLED = (
+    "Requests of one loaded model run side by side for the seconds that the log gives them; a second model in memory "
+    "does not slow the first.",
+    "A load that exceeds memory is counted and goes on, where a real one fails.",
+    "Loads at the same time do not share the drive's rate.",
+    "A request that was cut is not sent again.",
+)
+
+
+def read_models(path: Path) -> tuple[Machine, tuple[ResidentModel, ...]]:
+    """Machine and models of a TOML or JSON list. Raises KvplanError naming file and key."""
+    return inputs.read_models(path)
+
+
+def read_log(path: Path, models: Sequence[ResidentModel]) -> Log:
+    """A JSON Lines or CSV log of requests that name these models. Raises KvplanError naming file and line."""
+    return inputs.read_log(path, models)
+
+
+def with_plan(machine: Machine, plan: Plan) -> Machine:
+    """The machine with the host KV tier of a plan in its memory."""
+    return replace(machine, host_kv_bytes=plan.budgets.host.requested_bytes)
+
+
+def residency(
+    machine: Machine,
+    models: Sequence[ResidentModel],
+    log: Log,
+    policy: ResidencyPolicy,
+    *,
+    compare: Sequence[ResidencyPolicy] = (),
+    window_s: float = 1.0,
+    searched: bool = True,
+    progress: Progress = silent,
+) -> Residency:
+    """Play the log under the policy and those to compare with; search its best limit; say what to set.
+
+    `window_s` is how soon another model's request counts as following. Raises KvplanError for a policy that lacks its
+    figures and LimitError for a model that can never be loaded.
+    """
+    _check(machine, models, (policy, *compare))
+    runs: list[PolicyRun] = []
+    for one in (policy, *compare):
+        progress(f"playing {one.name}")
+        runs.append(play(models, machine, log, one))
+    shared = shared_memory(models, machine)
+    together = co_access(models, log, window_s)
+    limited = policy.max_models is not None or policy.budget_bytes is not None
+    if searched and limited:
+        progress("searching the best limit")
+    found = search(models, machine, log, policy) if searched and limited else None
+    return Residency(
+        machine=machine,
+        resident_models=tuple(models),
+        log=log.name,
+        requests=len(log.time_s),
+        runs=tuple(runs),
+        co_access=together,
+        shared=shared,
+        search=found,
+        config=settings(models, machine, policy, found),
+        evidence=_evidence(machine, log),
+        not_modelled=NOT_MODELLED,
+        findings=findings(models, machine, log, runs[0], together, shared),
+    )
+
+
+def _check(machine: Machine, models: Sequence[ResidentModel], policies: Sequence[ResidencyPolicy]) -> None:
+    made = units(models, machine, shared_memory(models, machine))
+    for policy in policies:
+        pinned = [unit for unit in made if unit.pinned]
+        for unit in made:
+            beside = [other for other in pinned if other is not unit]
+            size = unit.bytes + sum(other.bytes for other in beside)
+            count = unit.count + sum(other.count for other in beside)
+            names = ", ".join(repr(models[member].name) for member in unit.members)
+            after = " beside what is pinned" if beside else ""
+            if policy.budget_bytes is not None and size > policy.budget_bytes:
+                need = f"{show_bytes(size)} are needed and the budget is {show_bytes(policy.budget_bytes)}"
+                raise LimitError(f"model {names} can never be loaded{after}: {need}")
+            if policy.max_models is not None and count > policy.max_models:
+                need = f"{count} models are needed at once and the limit is {policy.max_models}"
+                raise LimitError(f"model {names} can never be loaded{after}: {need}")
+        if policy.kv_on_swap == "saved":
+            _can_save(machine, models)
+
+
+def _can_save(machine: Machine, models: Sequence[ResidentModel]) -> None:
+    if machine.kv_save_bytes_per_s is None or machine.kv_restore_bytes_per_s is None:
+        raise KvplanError("saving the KV cache on a swap needs the machine's kv_save_rate and kv_restore_rate")
+    lacking = [model.name for model in models if model.kv_bytes_per_token is None]
+    if lacking:
+        raise KvplanError(f"saving the KV cache on a swap needs kv_bytes_per_token of model {lacking[0]!r}")
+
+
+def _evidence(machine: Machine, log: Log) -> tuple[Evidence, ...]:
+    listed = "model list"
+    made = [
+        Evidence(what="memory", value=show_bytes(machine.memory_bytes), provenance="configured", source=listed),
+        Evidence(what="requests", value=f"{len(log.time_s):,}", provenance="measured", source=log.name),
+    ]
+    if machine.read_bytes_per_s is not None:
+        given = machine.pattern_ratio is not None
+        ratio = machine.pattern_ratio if machine.pattern_ratio is not None else PATTERN_RATIO[machine.pattern]
+        rate = show_rate(machine.read_bytes_per_s)
+        made += [
+            Evidence(what="sequential read", value=rate, provenance="configured", source=listed),
+            Evidence(
+                what=f"share of it that {machine.pattern} loading reaches",
+                value=f"{ratio:g}",
+                provenance="configured" if given else "default",
+                source=listed if given else "kvplan",
+            ),
+        ]
+    return tuple(made)

@@ -1,0 +1,138 @@
+"""What to say of models that share a machine: who fits beside whom, what thrashes, what to keep, what to save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvplan.documents import CoAccess, Finding, Machine, PolicyRun, ResidentModel, Severity, SharedMemory
+from kvplan.resident.costs import cold_load_s, kv_restore_s
+from kvplan.resident.search import models_that_fit
+from kvplan.resident.table import Log
+from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
+
+OFTEN = 0.5  # share of requests that another model's follow, from which both belong in memory
+
+
+def _found(severity: Severity, code: str, text: str) -> Finding:
+    return Finding(severity=severity, code=code, text=text)
+
+
+def findings(
+    models: Sequence[ResidentModel],
+    machine: Machine,
+    log: Log,
+    run: PolicyRun,
+    together: CoAccess,
+    shared: SharedMemory,
+) -> tuple[Finding, ...]:
+    """Everything worth saying, in the order of the machine, the traffic, the policy."""
+    return (
+        *_memory(models, machine),
+        *_page_cache(shared),
+        *_pairs(models, machine, together, run),
+        *_outcome(run),
+        *_contexts(models, machine, log, run),
+    )
+
+
+def _memory(models: Sequence[ResidentModel], machine: Machine) -> Iterator[Finding]:
+    """Whether all fit together; else how much KV cache the one with the most would have to give up."""
+    total = sum(model.total_bytes for model in models)
+    over = total - machine.memory_bytes
+    if over <= 0:
+        yield _found("info", "all-fit", f"All models fit together: {show_bytes(total)} of {_of(machine)}.")
+        return
+    text = f"The models take {show_bytes(total)} together and the machine has {_of(machine)}: "
+    most = max(models, key=lambda model: model.kv_bytes)
+    fit = models_that_fit(models, machine.memory_bytes)
+    text += f"at most {fit} of them fit whichever they are" if fit > 1 else "load them exclusively, one at a time"
+    if most.kv_bytes > over:
+        cap = most.kv_bytes - over
+        text += f", or cap the KV cache of {most.name} at {show_bytes(cap)}"
+        if most.kv_bytes_per_token:
+            text += f" ({cap // most.kv_bytes_per_token:,} tokens)"
+        text += ", and all fit"
+    yield _found("warning", "exclusive", text + ".")
+
+
+def _of(machine: Machine) -> str:
+    return show_bytes(machine.memory_bytes)
+
+
+def _page_cache(shared: SharedMemory) -> Iterator[Finding]:
+    if shared.every_swap_cold:
+        text = (
+            f"Every swap is counted as cold: the weights of all models ({show_bytes(shared.weights_bytes)}) and the "
+            f"host KV tier ({show_bytes(shared.host_kv_bytes)}) exceed the host memory that is left for them, so the "
+            "page cache does not keep the files."
+        )
+        yield _found("warning", "every-swap-cold", text)
+    elif shared.every_swap_cold is None:
+        text = "Every load is counted as cold: the machine's host memory is not given (ram)."
+        yield _found("info", "ram-unknown", text)
+
+
+def _pairs(models: Sequence[ResidentModel], machine: Machine, together: CoAccess, run: PolicyRun) -> Iterator[Finding]:
+    """Models that are asked for in turns: both in memory, or two loads a request."""
+    by_name = {model.name: model for model in models}
+    loads = {one.name: one.loads for one in run.models}
+    for row, first in enumerate(together.models):
+        for column, second in enumerate(together.models):
+            ratio = together.ratios[row][column]
+            a, b = by_name[first], by_name[second]
+            if first == second or ratio < OFTEN or (a.group is not None and a.group == b.group):
+                continue
+            cost = cold_load_s(a, machine) + cold_load_s(b, machine)
+            fit = a.total_bytes + b.total_bytes <= machine.memory_bytes
+            often = f"{show_percent(ratio)} of requests for {first} are followed by one for {second} within "
+            text = often + f"{show_duration(together.window_s)}: "
+            text += "keep both resident" if fit else "they do not fit together, so shrink one until they do"
+            text += f"; sharing one place costs two loads a request, {show_duration(cost)} cold"
+            text += f" (loads in this run: {loads[first]:,} and {loads[second]:,})."
+            yield _found("warning" if min(loads[first], loads[second]) > 1 else "info", "keep-together", text)
+
+
+def _outcome(run: PolicyRun) -> Iterator[Finding]:
+    if run.interrupted:
+        text = f"{run.interrupted:,} requests are cut: their model was evicted while it answered or loaded for them."
+        yield _found("error", "interrupted", text)
+    if run.unserved:
+        text = f"{run.unserved:,} requests are never served: no model ever became idle to make room for theirs."
+        yield _found("error", "unserved", text)
+    if run.over_memory_loads:
+        text = (
+            f"{run.over_memory_loads:,} loads exceed the machine's memory (up to {show_bytes(run.peak_bytes)}): the "
+            "policy counts models, not bytes, and a real load fails here."
+        )
+        yield _found("error", "over-memory", text)
+    wait = run.wait.mean * run.wait.requests if run.wait else 0.0
+    if run.loads > len(run.models) and (run.loads * 2 > run.requests or wait > run.service_s):
+        text = (
+            f"The machine thrashes: {run.loads:,} loads for {run.requests:,} requests, {show_duration(run.loading_s)} "
+            f"of loading; requests waited {show_duration(wait)} in all for {show_duration(run.service_s)} of service."
+        )
+        yield _found("warning", "thrash", text)
+
+
+def _contexts(models: Sequence[ResidentModel], machine: Machine, log: Log, run: PolicyRun) -> Iterator[Finding]:
+    """Saving the KV cache against computing it again, for the longest context of each model."""
+    longest = [0] * len(models)
+    for model, tokens in zip(log.model, log.context_tokens, strict=True):
+        if tokens > longest[model]:
+            longest[model] = tokens
+    for facts, tokens in zip(models, longest, strict=True):
+        if not tokens:
+            continue
+        if facts.prefill_tokens_per_s is None:
+            text = f"What re-prefilling costs {facts.name} is not counted: its prefill_tokens_per_s is not given."
+            yield _found("warning", "prefill-unknown", text)
+        elif facts.kv_bytes_per_token and machine.kv_restore_bytes_per_s and run.policy.kv_on_swap == "lost":
+            again = tokens / facts.prefill_tokens_per_s
+            back = kv_restore_s(tokens, facts.kv_bytes_per_token, machine.kv_restore_bytes_per_s)
+            if back < again:
+                size = show_bytes(tokens * facts.kv_bytes_per_token)
+                text = (
+                    f"Save the KV cache of {facts.name} before a swap: {show_tokens(tokens)} tokens are {size}, read "
+                    f"back in {show_duration(back)}, against {show_duration(again)} of prefill."
+                )
+                yield _found("info", "save-kv", text)
