@@ -34,6 +34,7 @@ __all__ = ["Options", "arm_of", "fault_of", "play", "run", "sustainable"]
 
 RATE_POINTS = 7
 RATE_REQUESTS = 6000
+SATURATED = 0.97
 
 
 def run(
@@ -143,17 +144,17 @@ def _findings(plan: Plan, results: Sequence[ArmResult]) -> tuple[Finding, ...]:
     if len(results) == 1:
         text = "the plan gives no tier any memory, so there is only the arm without: add one with --arm to compare"
         findings.append(Finding(severity="info", code="one-arm", text=text))
-    for result in results:
-        unfit = result.cancelled.get("does not fit", 0)
-        if unfit:
-            text = f"arm {result.arm.name}: {unfit:,} requests are longer than the GPU's whole KV cache: turned away"
-            findings.append(Finding(severity="warning", code="does-not-fit", text=text))
-        if result.gpu_busy_ratio > 0.97 and result.ttft is not None:
-            text = (
-                f"arm {result.arm.name}: the engine is busy {result.gpu_busy_ratio:.0%} of the time: at or past "
-                "saturation, where waiting grows with the length of the log and says nothing else"
-            )
-            findings.append(Finding(severity="warning", code="saturated", text=text))
+    unfit = max(result.cancelled.get("does not fit", 0) for result in results)
+    if unfit:
+        text = f"{unfit:,} requests are longer than the GPU's whole KV cache: turned away in every arm"
+        findings.append(Finding(severity="warning", code="does-not-fit", text=text))
+    full = [result.arm.name for result in results if result.gpu_busy_ratio > SATURATED]
+    if full:
+        text = (
+            f"the engine is busy more than {SATURATED:.0%} of the time in {', '.join(full)}: at or past saturation a "
+            "queue grows with the log, and its waiting says little; compare sustainable rates (--slo-ttft)"
+        )
+        findings.append(Finding(severity="warning", code="saturated", text=text))
     outputs = plan.inputs.workload.data.output_tokens
     if not outputs:
         text = "the log states no output lengths: every answer is played as one token, so decoding is not there"

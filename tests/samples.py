@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
+import numpy as np
+
+from kvplan import simulate
 from kvplan.catalog import gpu
 from kvplan.documents import (
     BytesAt,
@@ -41,8 +44,10 @@ from kvplan.documents import (
     PrefixClass,
     Prices,
     Probe,
+    Requests,
     Reserve,
     ServiceModel,
+    Simulation,
     Tenant,
     Weights,
     WorkingSet,
@@ -508,3 +513,30 @@ def reviewed() -> Document[Plan]:
     made = make(estimate(), workload(), probe(), gpu("h100-80gb"), policy, prices)
     made = what_if(made, ["kv-dtype=fp8", "replicas=1,forbid-disk=no"])
     return envelope("plan", against(made, plan()))
+
+
+@cache
+def simulation() -> Document[Simulation]:
+    """The plan played on the first 120 requests of the sample log, with one more arm and a fault."""
+    log = requests()[:120]
+    names: dict[int, int] = {}
+    made = simulate.run(
+        plan().data,
+        Requests(
+            block_tokens=BLOCK_TOKENS,
+            time_s=np.array([one.time_s for one in log]),
+            input_tokens=np.array([one.input_tokens for one in log]),
+            output_tokens=np.array([one.output_tokens for one in log]),
+            duration_s=np.full(len(log), np.nan),
+            offsets=np.cumsum([0, *(len(one.blocks) for one in log)]),
+            blocks=np.array([names.setdefault(block, len(names)) for one in log for block in one.blocks]),
+            tenant=np.full(len(log), -1),
+            session=np.full(len(log), -1),
+            tenants=(),
+            sources=workload().data.sources,
+        ),
+        arms=(simulate.arm_of("arc:host=16GiB,policy=arc"),),
+        faults=(simulate.fault_of("1m:lose-host"),),
+        slo_ttft_s=2.0,
+    )
+    return envelope("simulation", made)

@@ -13,7 +13,13 @@ import samples
 from kvplan import files
 from kvplan.errors import KvplanError
 
-BUILDERS = {"estimate": samples.estimate, "workload": samples.workload, "probe": samples.probe, "plan": samples.plan}
+BUILDERS = {
+    "estimate": samples.estimate,
+    "workload": samples.workload,
+    "probe": samples.probe,
+    "plan": samples.plan,
+    "simulation": samples.simulation,
+}
 
 
 @pytest.mark.parametrize("kind", BUILDERS)
