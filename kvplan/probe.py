@@ -266,7 +266,7 @@ def _granules(options: ProbeOptions) -> tuple[int, ...]:
 def _findings(options: ProbeOptions, host: Host) -> tuple[Finding, ...]:
     found = []
     parts = _parts(options)
-    if "gpu" in parts and not host.gpus:
+    if {"gpu", "contention", "pipeline"} & set(parts) and not host.gpus:
         text = f"{host.gpu_status}: no host to GPU link was measured"
         found.append(Finding(severity="info", code="no-gpu", text=text))
     if "disk" in parts and not options.disks:
