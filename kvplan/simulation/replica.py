@@ -8,15 +8,13 @@ is played at once, with the exact sum of its step times.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 
 from kvplan.documents import Arm, EngineModel
 from kvplan.simulation.gpu import COMING, READY, GpuCache
 from kvplan.simulation.hierarchy import At, Hierarchy
 from kvplan.simulation.live import DECODE, DONE, GONE, LOADING, PARKED, PREFILL, WAITING, Hold, Live, Load
-
-Heap = list[tuple[int, int, int, Live]]  # decode step, request, epoch, request itself
+from kvplan.simulation.steps import Agenda, decode_run, first_due, stale, step_seconds
 
 
 class Replica:
@@ -48,8 +46,8 @@ class Replica:
         self.decoding = 0
         self.kv_tokens = 0  # cached tokens that a decode step reads
         self.decode_step = 0
-        self.ends: Heap = []
-        self.grows: Heap = []
+        self.ends: Agenda = []
+        self.grows: Agenda = []
         self.leaving: list[tuple[Live, str]] = []
         self.generation = 0
         self.stepping = False
@@ -195,7 +193,8 @@ class Replica:
             seconds, chunks = self._mixed(budget - self.decoding)
             count = 1
         elif self.decoding:
-            count, seconds = self._run(now)
+            most = min(first_due(self.ends), first_due(self.grows)) - self.decode_step
+            count, seconds = decode_run(self.model, self.decoding, self.kv_tokens, most, self.next_event() - now)
             chunks = []
         else:
             return
@@ -204,7 +203,6 @@ class Replica:
         self.at(now + seconds, self._ended, (self.generation, count, chunks))
 
     def _mixed(self, budget: int) -> tuple[float, list[tuple[Live, int]]]:
-        model = self.model
         chunks, tokens, squares = list[tuple[Live, int]](), self.decoding, 0
         for request in self.prefilling.values():
             if budget <= 0:
@@ -214,29 +212,7 @@ class Replica:
             budget -= chunk
             tokens += chunk
             squares += chunk * (2 * request.progress + chunk)
-        work = model.a_s_per_token * tokens + model.b_s_per_token_sq * squares
-        return model.t0_s + max(work, model.weights_s) + self.kv_tokens * model.kv_s_per_token, chunks
-
-    def _run(self, now: float) -> tuple[int, float]:
-        """Decode steps until somebody ends or grows, or something happens outside: how many, and their seconds."""
-        model = self.model
-        until = min(_top(self.ends), _top(self.grows)) - self.decode_step
-        step = model.t0_s + max(model.a_s_per_token * self.decoding, model.weights_s)
-        step += self.kv_tokens * model.kv_s_per_token
-        growth = self.decoding * model.kv_s_per_token  # by which each step is longer than the one before
-
-        def seconds(count: int) -> float:
-            return count * step + growth * count * (count - 1) / 2
-
-        gap = self.next_event() - now
-        if gap < seconds(until):
-            half = growth / 2
-            root = (-(step - half) + math.sqrt((step - half) ** 2 + 4 * half * gap)) / growth if growth else gap / step
-            count = max(1, min(until, int(root) - 1))
-            while count < until and seconds(count) < gap:
-                count += 1
-            return count, seconds(count)
-        return until, seconds(until)
+        return step_seconds(self.model, tokens, squares, self.kv_tokens), chunks
 
     def _ended(self, now: float, generation: int, count: int, chunks: list[tuple[Live, int]]) -> None:
         if generation != self.generation:
@@ -246,9 +222,9 @@ class Replica:
         self.busy_s += now - self.step_began
         self.decode_step += count
         self.kv_tokens += self.decoding * count
-        while self.ends and (_stale(self.ends[0]) or self.ends[0][0] <= self.decode_step):
+        while self.ends and (stale(self.ends[0]) or self.ends[0][0] <= self.decode_step):
             entry = heapq.heappop(self.ends)
-            if not _stale(entry):
+            if not stale(entry):
                 self._finish(entry[3], now)
         for request, chunk in chunks:
             request.progress += chunk
@@ -339,14 +315,14 @@ class Replica:
 
     def _grow(self, now: float) -> None:
         """Give a block to every decoding request that needs one for its next token, the latest admitted giving way."""
-        while self.grows and (_stale(self.grows[0]) or self.grows[0][0] <= self.decode_step):
+        while self.grows and (stale(self.grows[0]) or self.grows[0][0] <= self.decode_step):
             entry = heapq.heappop(self.grows)
-            if _stale(entry):
+            if stale(entry):
                 continue
             request = entry[3]
-            while self.gpu.room() < 1 and not _stale(entry):
+            while self.gpu.room() < 1 and not stale(entry):
                 self._preempt(next(reversed(self.running.values())), now)
-            if _stale(entry):
+            if stale(entry):
                 continue
             gone = self.gpu.take(1)
             request.private += 1
@@ -414,14 +390,3 @@ class Replica:
         self.leaving.clear()
         self.down_until = max(self.down_until, now + down_s)
         self.at(self.down_until, self._resume, ())
-
-
-def _stale(entry: tuple[int, int, int, Live]) -> bool:
-    return entry[2] != entry[3].epoch
-
-
-def _top(heap: Heap) -> int:
-    """The step of the first entry that still means something."""
-    while heap and _stale(heap[0]):
-        heapq.heappop(heap)
-    return heap[0][0] if heap else 1 << 60
