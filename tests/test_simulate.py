@@ -495,3 +495,31 @@ def test_the_command_plays_a_plan(trace: Path, tmp_path: Path) -> None:
     data = files.load(out).data
     assert next(one.arm.name for one in data.arms) == "off"
     assert all(one.completed == one.submitted == 200 for one in data.arms)
+
+
+def test_a_real_log_at_low_load_hits_its_exact_curve(shared: Path) -> None:
+    """Requests one at a time, full blocks only; prompts of whole blocks may compute their last block again."""
+    log = logs.read([shared / "traces" / "mooncake-conversation.jsonl.gz"])
+    count, size = 3000, log.block_tokens
+    offsets, inputs = log.offsets[: count + 1], log.input_tokens[:count]
+    full = np.minimum(np.diff(offsets), inputs // size)
+    kept = np.concatenate([log.blocks[start : start + some] for start, some in zip(offsets, full, strict=False)])
+    alone = replace(
+        log,
+        time_s=np.arange(count) * 1000.0,
+        input_tokens=inputs,
+        output_tokens=log.output_tokens[:count],
+        duration_s=log.duration_s[:count],
+        offsets=np.concatenate([[0], np.cumsum(full)]),
+        blocks=np.unique(kept, return_inverse=True)[1],
+        tenant=log.tenant[:count],
+        session=log.session[:count],
+    )
+    _, tokens = reuse.hits_at_every_capacity(reuse.find_runs(alone), alone)
+    most = int((inputs.max() + log.output_tokens.max()) // size) + 1
+    engine = replace(ENGINE, block_tokens=size, kv_tokens=most * size)
+    whole = int((inputs % size == 0).sum())
+    for capacity in (2000, 8000):
+        arm = Arm(name="on", host_bytes=capacity * size * TOKEN)
+        hit = tokens_hit(simulate.play(alone, engine, arm))
+        assert 0 <= tokens[capacity] - hit <= whole * size
