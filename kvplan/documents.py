@@ -1923,6 +1923,7 @@ class PolicyRun:
 
     `over_memory_loads` are loads that a count of models let through though their bytes exceed the machine's: a real
     engine fails there. `spans` and `swaps` are the first ones, `spans_total` and `swaps_total` count them all.
+    `wait_percentiles_s` are the waits at 0, 1, … 100 % of the requests served.
     """
 
     policy: ResidencyPolicy
@@ -1945,6 +1946,7 @@ class PolicyRun:
     over_memory_loads: Count
     wait: WaitSpread | None
     models: tuple[ModelResidency, ...]
+    wait_percentiles_s: tuple[Seconds, ...] = ()
     spans: tuple[ResidencySpan, ...] = ()
     spans_total: Count = 0
     swaps: tuple[Swap, ...] = ()

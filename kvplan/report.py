@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvplan.documents import Document
 from kvplan.errors import KvplanError
 from kvplan.page import Page
-from kvplan.pages import estimate, estimate_more, model, plan, probe, review, simulation, workload
+from kvplan.pages import estimate, estimate_more, model, plan, probe, residency, review, simulation, workload
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,6 +26,7 @@ _PAGES: dict[str, Callable[[Document[Any]], Page]] = {
     "kvplan.probe": probe.page,
     "kvplan.plan": plan.page,
     "kvplan.simulation": simulation.page,
+    "kvplan.residency": residency.page,
 }
 
 

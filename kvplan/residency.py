@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from kvplan.documents import Evidence, Machine, Plan, PolicyRun, Residency, ResidencyPolicy, ResidentModel
 from kvplan.errors import KvplanError, LimitError
@@ -18,7 +19,7 @@ from kvplan.resident.settings import settings
 from kvplan.resident.table import Log
 from kvplan.units import show_bytes, show_rate
 
-__all__ = ["Log", "read_log", "read_models", "residency", "with_plan"]
+__all__ = ["Log", "policies", "read_log", "read_models", "residency", "with_plan"]
 
 NOT_MODELLED = (
     "Requests of one loaded model run side by side for the seconds that the log gives them; a second model in memory "
@@ -42,6 +43,45 @@ def read_log(path: Path, models: Sequence[ResidentModel]) -> Log:
 def with_plan(machine: Machine, plan: Plan) -> Machine:
     """The machine with the host KV tier of a plan in its memory."""
     return replace(machine, host_kv_bytes=plan.budgets.host.requested_bytes)
+
+
+def policies(
+    machine: Machine,
+    *,
+    max_models: int | None = None,
+    budget_bytes: int | None = None,
+    keep_alive_s: float | None = None,
+    sleep_after_s: float | None = None,
+    batch_wait_s: float | None = None,
+    kv_on_swap: Literal["lost", "saved"] = "lost",
+) -> tuple[ResidencyPolicy, tuple[ResidencyPolicy, ...]]:
+    """The policy asked for, and those worth holding against it.
+
+    Without a count or a budget models are admitted on the machine's bytes. The others are the same one without busy
+    protection, with a busy count that is wrong for every tenth request, with the keep-alive time counted from the
+    request, and, for a count of models, admission on bytes.
+    """
+    if max_models is None and budget_bytes is None:
+        budget_bytes = machine.memory_bytes
+    asked = ResidencyPolicy(
+        name="by count" if budget_bytes is None else "by bytes",
+        max_models=max_models,
+        budget_bytes=budget_bytes,
+        keep_alive_s=keep_alive_s,
+        sleep_after_s=sleep_after_s,
+        batch_wait_s=batch_wait_s,
+        kv_on_swap=kv_on_swap,
+    )
+    others = [
+        replace(asked, name="busy models not protected", protect_busy=False),
+        replace(asked, name="busy count leaks", busy_count="leaks", miscount_every=10),
+        replace(asked, name="busy count misses", busy_count="misses", miscount_every=10),
+    ]
+    if keep_alive_s is not None:
+        others.append(replace(asked, name="keep-alive from the request", keep_alive_from="request"))
+    if budget_bytes is None:
+        others.append(replace(asked, name="by bytes", max_models=None, budget_bytes=machine.memory_bytes))
+    return asked, tuple(others)
 
 
 def residency(

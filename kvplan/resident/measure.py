@@ -58,6 +58,7 @@ def play(
         over_memory_loads=run.over_memory,
         wait=spread(waits[done]),
         models=per_model,
+        wait_percentiles_s=percentiles(waits[done]) if spans else (),
         spans=tuple(run.spans) if spans else (),
         spans_total=run.span_count,
         swaps=tuple(run.swaps) if spans else (),
@@ -96,6 +97,14 @@ def spread(values: np.ndarray) -> WaitSpread | None:
     return WaitSpread(
         requests=len(ordered), mean=float(ordered.mean()), p50=at[0], p95=at[1], p99=at[2], max=float(ordered[-1])
     )
+
+
+def percentiles(values: np.ndarray) -> tuple[float, ...]:
+    """The values at 0, 1, … 100 % by nearest rank, the least first; nothing of nothing."""
+    if not len(values):
+        return ()
+    ordered = np.sort(values)
+    return tuple(float(ordered[max(0, -(-len(ordered) * percent // 100) - 1)]) for percent in range(101))
 
 
 def co_access(models: Sequence[ResidentModel], log: Log, window_s: float) -> CoAccess:

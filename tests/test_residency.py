@@ -1,0 +1,485 @@
+"""Several models on one machine: the field's own cases with their figures, every policy, what is read and said."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplan import cli
+from kvplan.documents import Machine, PolicyRun, Residency, ResidencyPolicy, ResidentModel
+from kvplan.errors import KvplanError, LimitError
+from kvplan.files import dump, parse, wrap
+from kvplan.report import html, markdown, sections
+from kvplan.residency import policies, read_log, read_models, residency
+from kvplan.resident.costs import cold_load_s, kv_restore_s, shared_memory, units, warm_load_s
+from kvplan.resident.measure import co_access, play
+from kvplan.resident.play import Play
+from kvplan.resident.search import models_that_fit
+from kvplan.resident.table import Log
+from kvplan.units import GB, GiB
+
+Asked = tuple[float, int, float]
+
+
+def log(*asked: Asked, timeout: float = math.inf, **more: Any) -> Log:
+    """Requests as (time, model, seconds of service)."""
+    count = len(asked)
+    return Log(
+        name="log",
+        time_s=[time for time, _, _ in asked],
+        model=[model for _, model, _ in asked],
+        service_s=[lasts for _, _, lasts in asked],
+        timeout_s=more.get("timeouts", [timeout] * count),
+        session=more.get("session", [-1] * count),
+        context_tokens=more.get("context", [0] * count),
+    )
+
+
+def model(name: str, load_s: float = 4.0, size: int = 1, **more: Any) -> ResidentModel:
+    return ResidentModel(name=name, weights_bytes=size, load_s=load_s, **more)
+
+
+A, B, C = model("a"), model("b"), model("c")
+ONE = ResidencyPolicy(name="one", max_models=1)
+TWO = ResidencyPolicy(name="two", max_models=2)
+SMALL = Machine(memory_bytes=3)
+
+
+def run(models: list[ResidentModel], what: Log, policy: ResidencyPolicy, machine: Machine = SMALL) -> PolicyRun:
+    return play(models, machine, what, policy)
+
+
+def starts(models: list[ResidentModel], what: Log, policy: ResidencyPolicy) -> list[float]:
+    """When each request began to be served."""
+    played = Play(models, units(models, SMALL, shared_memory(models, SMALL)), what, policy, SMALL)
+    played.run()
+    return [time + wait for time, wait in zip(what.time_s, played.wait_s, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------ the cases
+
+
+def test_e01_a_busy_model_is_not_evicted() -> None:
+    """A answers for 20 s from t = 0; B is asked for at t = 5, waits the 15 s that are left and its own load."""
+    models = [model("A", load_s=0.0), model("B", load_s=3.0)]
+    found = run(models, log((0, 0, 20), (5, 1, 1)), ONE)
+    assert (found.interrupted, found.served, found.unserved) == (0, 2, 0)
+    assert found.models[1].wait is not None
+    assert found.models[1].wait.max == 15 + 3
+    assert found.models[0].refused_busy == 1
+    [swap] = found.swaps
+    assert (swap.at_s, swap.model, swap.reason, swap.wanted_by) == (20, "A", "lru", "B")
+
+
+def test_e01_without_protection_the_answer_is_cut() -> None:
+    models = [model("A", load_s=0.0), model("B", load_s=3.0)]
+    found = run(models, log((0, 0, 20), (5, 1, 1)), replace(ONE, protect_busy=False))
+    assert (found.interrupted, found.served) == (1, 1)
+    assert found.swaps[0].reason == "lru-busy"
+    assert found.models[1].wait is not None
+    assert found.models[1].wait.max == 3
+
+
+def test_e01_a_loading_model_that_is_not_protected_is_killed_after_ten_seconds() -> None:
+    models = [model("A", load_s=6.0), model("B", load_s=3.0)]
+    found = run(models, log((0, 0, 20), (5, 1, 1)), replace(ONE, protect_busy=False))
+    assert (found.interrupted, found.swaps[0].reason) == (1, "lru-loading")
+    assert found.models[1].wait is not None
+    assert found.models[1].wait.max == 10 + 3
+
+
+def e02() -> tuple[Machine, list[ResidentModel]]:
+    a = model("A", size=100 * GB, kv_bytes=70 * GB, kv_bytes_per_token=1_000_000)
+    return Machine(memory_bytes=192 * GB), [a, model("B", size=29 * GB, kv_bytes=10 * GB)]
+
+
+def test_e02_bytes_are_counted_not_models() -> None:
+    """209 GB of 192: exclusive, or A's KV cache capped at 53 GB; never four at once."""
+    machine, models = e02()
+    assert sum(one.total_bytes for one in models) == 209 * GB
+    what = log((0, 0, 1), (10, 1, 1))
+    made = residency(machine, models, what, replace(TWO, max_models=4))
+    assert made.runs[0].over_memory_loads == 1
+    said = {finding.code: finding.text for finding in made.findings}
+    assert "exclusively" in said["exclusive"]
+    assert "cap the KV cache of A at 49.36 GiB (53,000 tokens)" in said["exclusive"]  # 53 GB
+    assert "real load fails" in said["over-memory"]
+    assert made.search is not None
+    assert made.search.best == 1
+    assert "--models-max 1\n" in made.config["llama.cpp router, command"]
+    assert "OLLAMA_MAX_LOADED_MODELS=1\n" in made.config["Ollama, environment"]
+
+
+def test_e02_by_bytes_memory_is_never_exceeded_and_the_cap_makes_both_fit() -> None:
+    machine, models = e02()
+    what = log((0, 0, 1), (10, 1, 1), (20, 0, 1))
+    asked, _ = policies(machine)
+    found = play(models, machine, what, asked)
+    assert (found.over_memory_loads, found.loads, found.peak_bytes) == (0, 3, 170 * GB)
+    capped = [replace(models[0], kv_bytes=53 * GB), models[1]]
+    found = play(capped, machine, what, asked)
+    assert (found.loads, found.peak_bytes, found.peak_models) == (2, 192 * GB, 2)
+
+
+def test_e03_models_asked_for_in_turns_belong_in_memory_together() -> None:
+    """A router model and a worker in one place: two loads a request. Together: two loads in all."""
+    models = [model("router", load_s=2.0), model("worker", load_s=8.0)]
+    pairs = [one for i in range(10) for one in ((100.0 * i, 0, 0.2), (100.0 * i + 0.5, 1, 5.0))]
+    made = residency(SMALL, models, log(*pairs), ONE)
+    assert made.co_access.ratios[0][1] == 1.0
+    assert made.co_access.ratios[1][0] == 0.0
+    assert made.runs[0].loads == 20
+    said = {finding.code: finding.text for finding in made.findings}
+    assert "keep both resident" in said["keep-together"]
+    assert "two loads a request, 10 s cold" in said["keep-together"]
+    assert "thrash" in said
+    assert made.search is not None
+    assert made.search.best == 2
+    assert residency(SMALL, models, log(*pairs), TWO).runs[0].loads == 2
+
+
+def test_e05_load_time() -> None:
+    """59 GiB in 15.1 s at 4.19 GB/s, read directly; through mmap 0.67 of the rate (70 of 104 MB/s)."""
+    weights = ResidentModel(name="m", weights_bytes=59 * GiB)
+    direct = Machine(memory_bytes=64 * GiB, read_bytes_per_s=4.19e9, pattern="direct")
+    assert cold_load_s(weights, direct) == pytest.approx(15.1, abs=0.05)
+    mmap = replace(direct, read_bytes_per_s=104e6, pattern="mmap")
+    assert weights.weights_bytes / cold_load_s(weights, mmap) == pytest.approx(70e6, rel=0.01)
+
+
+def test_e05_a_host_kv_tier_evicts_the_page_cache() -> None:
+    models = [ResidentModel(name=name, weights_bytes=50 * GiB) for name in "ab"]
+    machine = Machine(
+        memory_bytes=64 * GiB, read_bytes_per_s=2e9, pattern="mmap", warm_bytes_per_s=20e9, ram_bytes=128 * GiB
+    )
+    shared = shared_memory(models, machine)
+    assert shared.every_swap_cold is False
+    assert warm_load_s(models[0], machine, shared) == pytest.approx(50 * GiB / 20e9)
+    crowded = replace(machine, host_kv_bytes=64 * GiB)
+    shared = shared_memory(models, crowded)
+    assert shared.every_swap_cold is True
+    assert shared.page_cache_bytes == 64 * GiB
+    assert warm_load_s(models[0], crowded, shared) == cold_load_s(models[0], crowded)
+    made = residency(crowded, models, log((0, 0, 1)), ONE)
+    assert any(finding.code == "every-swap-cold" for finding in made.findings)
+
+
+def test_e06_saved_kv_against_prefill() -> None:
+    """Qwen3.6-27B, 100,000 tokens of 64 KiB: 6.1 GiB, 2.2 s at 3 GB/s against 100 s at 1,000 tokens a second."""
+    assert 100_000 * 65536 / GiB == pytest.approx(6.1, abs=0.01)
+    assert kv_restore_s(100_000, 65536, 3e9) == pytest.approx(2.2, abs=0.02)
+    facts = {"kv_bytes_per_token": 65536, "prefill_tokens_per_s": 1000.0}
+    models = [model("qwen", **facts), model("other", **facts)]
+    machine = replace(SMALL, kv_save_bytes_per_s=3e9, kv_restore_bytes_per_s=3e9)
+    what = log((0, 0, 1), (100, 1, 1), (200, 0, 1), context=[100_000, 0, 100_000])
+    lost = residency(machine, models, what, ONE)
+    assert lost.runs[0].reprefill_s == 100
+    assert any(finding.code == "save-kv" for finding in lost.findings)
+    saved = residency(machine, models, what, replace(ONE, kv_on_swap="saved")).runs[0]
+    assert (saved.reprefill_s, saved.restore_s) == (0, pytest.approx(2.18, abs=0.01))
+    assert saved.save_s == pytest.approx(2.18, abs=0.01)
+    stays = residency(machine, models, what, TWO).runs[0]
+    assert (stays.reprefill_s, stays.restore_s) == (0, 0)
+
+
+# ------------------------------------------------------------------------------------------ the rules
+
+
+def test_waiters_of_one_model_share_a_place_and_start_together() -> None:
+    what = log((0, 0, 10), (1, 1, 1), (2, 2, 1), (3, 1, 1))
+    assert starts([A, B, C], what, ONE) == [4, 18, 23, 18]  # a until 14; b loads until 18; c until 23
+
+
+def test_a_client_that_leaves_gives_up_the_place_in_the_queue() -> None:
+    what = log((0, 0, 10), (1, 1, 1), (2, 2, 1), timeouts=[math.inf, 5.0, math.inf])
+    found = run([A, B, C], what, ONE)
+    assert (found.left, found.served, found.models[1].loads) == (1, 2, 0)
+    assert found.models[2].wait is not None
+    assert found.models[2].wait.max == 14 + 4 - 2
+
+
+def test_keep_alive_counts_from_the_last_completion() -> None:
+    """Counted from the request a model goes the moment a long answer ends; from its completion it stays."""
+    what = log((0, 0, 60), (70, 0, 1))
+    policy = ResidencyPolicy(name="ttl", keep_alive_s=30.0)
+    found = run([A], what, policy)
+    assert found.loads == 1
+    assert [swap.at_s for swap in found.swaps] == [71 + 30]
+    early = run([A], what, replace(policy, keep_alive_from="request"))
+    assert early.loads == 2
+    assert early.swaps[0].at_s == 64
+
+
+def test_a_count_that_leaks_idles_and_one_that_misses_cuts() -> None:
+    what = log((0, 0, 1), (10, 1, 1))
+    leaks = run([A, B], what, replace(ONE, busy_count="leaks"))
+    assert (leaks.unserved, leaks.interrupted) == (1, 0)
+    what = log((0, 0, 20), (5, 1, 1))
+    misses = run([A, B], what, replace(ONE, busy_count="misses"))
+    assert (misses.unserved, misses.interrupted) == (0, 1)
+
+
+def test_a_pinned_model_stays() -> None:
+    what = log((0, 0, 1), (10, 1, 1), (20, 2, 1), (30, 0, 1))
+    pinned = run([replace(A, pinned=True), B, C], what, replace(TWO, keep_alive_s=1000.0))
+    assert pinned.models[0].loads == 1
+    assert pinned.models[0].evictions == {}
+    assert run([A, B, C], what, TWO).models[0].loads == 2
+    with pytest.raises(LimitError, match="'b' can never be loaded beside what is pinned"):
+        residency(SMALL, [replace(A, pinned=True), B], what, ONE)
+
+
+def test_a_group_is_loaded_and_evicted_together() -> None:
+    models = [replace(A, group="pair"), replace(B, group="pair"), C]
+    what = log((0, 0, 1), (20, 1, 1), (40, 2, 1), (60, 1, 1))
+    found = run(models, what, TWO)
+    assert [one.loads for one in found.models] == [2, 2, 1]
+    assert found.loads == 5
+    assert starts(models, what, TWO) == [8, 20, 44, 68]
+    with pytest.raises(LimitError, match="2 models are needed at once and the limit is 1"):
+        residency(SMALL, models, what, ONE)
+
+
+def test_batching_gathers_requests_and_swaps_after_the_longest_wait() -> None:
+    """a is asked for every second for ever: without batching b starves, with it b waits 10 s, a's answer and a load."""
+    busy = [(float(i), 0, 1.5) for i in range(40)]
+    what = log(*sorted([*busy, (5.0, 1, 1.0)]))
+    place = what.model.index(1)
+    assert starts([A, B], what, ONE)[place] > 40
+    batched = starts([A, B], what, replace(ONE, batch_wait_s=10.0))[place]
+    assert batched <= 5 + 10 + 1.5 + 4
+    gathered = log((0, 0, 1), (10, 1, 1), (12, 0, 1), (13, 1, 1))
+    assert run([A, B], gathered, ONE).loads == 3
+    assert run([A, B], gathered, replace(ONE, batch_wait_s=5.0)).loads == 2
+
+
+def test_a_sleeping_model_keeps_its_place_and_loads_again() -> None:
+    what = log((0, 0, 1), (100, 0, 1))
+    found = run([A], what, replace(ONE, sleep_after_s=10.0))
+    assert (found.loads, found.evictions) == (2, {})
+    once = ["loading", "busy", "ready", "sleeping"]
+    assert [span.state for span in found.spans] == [*once, *once[:3]]  # the last sleep has no end
+    assert found.spans[3].to_s == 100
+
+
+def test_stopping_takes_its_time() -> None:
+    what = log((0, 0, 1), (10, 1, 1))
+    assert starts([replace(A, stop_s=3.0), B], what, ONE) == [4, 10 + 3 + 4]
+
+
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[list[ResidentModel], Log, ResidencyPolicy]:
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=4))
+    models = [
+        model(f"m{i}", float(draw(st.integers(0, 5))), size, stop_s=float(draw(st.integers(0, 2))))
+        for i, size in enumerate(sizes)
+    ]
+    second = st.integers(0, 12).map(float)
+    asked = draw(st.lists(st.tuples(second, st.integers(0, len(models) - 1), second), min_size=1, max_size=25))
+    timeouts = draw(st.lists(st.sampled_from([1.0, 4.0, math.inf]), min_size=len(asked), max_size=len(asked)))
+    policy = ResidencyPolicy(
+        name="p",
+        max_models=draw(st.sampled_from([None, 1, 2])),
+        budget_bytes=3,
+        keep_alive_s=draw(st.sampled_from([None, 2.0])),
+        sleep_after_s=draw(st.sampled_from([None, 1.0])),
+        batch_wait_s=draw(st.sampled_from([None, 3.0])),
+    )
+    return models, log(*sorted(asked), timeouts=timeouts), policy
+
+
+@settings(max_examples=300, deadline=None)
+@given(_cases())
+def test_whatever_the_policy_nothing_is_lost_cut_or_over_budget(
+    case: tuple[list[ResidentModel], Log, ResidencyPolicy],
+) -> None:
+    models, what, policy = case
+    found = run(models, what, policy)
+    assert (found.unserved, found.interrupted, found.over_memory_loads) == (0, 0, 0)
+    assert found.served + found.left == found.requests
+    assert found.peak_bytes <= 3
+    assert policy.max_models is None or found.peak_models <= policy.max_models
+    for one in found.models:  # states of one model follow each other without a gap in one stay, and never overlap
+        spans = [span for span in found.spans if span.model == one.name]
+        assert all(a.to_s <= b.from_s for a, b in itertools.pairwise(spans))
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), min_size=1, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_co_access_by_looking_at_every_request(asked: list[tuple[int, int]]) -> None:
+    asked.sort(key=lambda one: one[0])
+    what = log(*((float(time), which, 0.0) for time, which in asked))
+    found = co_access([A, B, C], what, 2.0)
+    for row, first in enumerate(found.models):
+        mine = [i for i, (_, which) in enumerate(asked) if "abc"[which] == first]
+        for column, second in enumerate(found.models):
+            near = sum(any("abc"[w] == second and t - asked[i][0] <= 2 for t, w in asked[i + 1 :]) for i in mine)
+            assert found.ratios[row][column] == pytest.approx(near / len(mine))
+
+
+def test_waits_are_nearest_rank() -> None:
+    what = log(*((float(i), 0, 0.0) for i in range(20)))
+    found = run([model("a", load_s=10.0)], what, ONE)
+    assert found.wait is not None
+    assert (found.wait.p50, found.wait.p95, found.wait.max) == (0, 9, 10)  # ten waited 1 to 10 s
+
+
+def test_models_that_fit() -> None:
+    models = [model(name, size=size) for name, size in zip("abc", (5, 3, 2), strict=True)]
+    assert [models_that_fit(models, memory) for memory in (4, 5, 7, 8, 10)] == [0, 1, 1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------ what is read
+
+
+LIST = """
+[machine]
+memory = "192GB"
+read_rate = "4.19GB/s"
+pattern = "direct"
+
+[[model]]
+name = "a"
+weights = "100GB"
+kv_bytes_per_token = 1000
+context_tokens = 4096
+prefill_tokens_per_s = 1000
+decode_tokens_per_s = 50
+
+[[model]]
+name = "b"
+weights = "29GB"
+pinned = true
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    listed, requests = tmp_path / "models.toml", tmp_path / "log.jsonl"
+    listed.write_text(LIST)
+    requests.write_text(
+        '{"time": 101, "model": "b", "service_s": 2}\n'
+        '{"time": 100, "model": "a", "prompt_tokens": 500, "output_tokens": 100, "session": "x"}\n'
+    )
+    return listed, requests
+
+
+def test_lists_and_logs_are_read(files: tuple[Path, Path]) -> None:
+    machine, models = read_models(files[0])
+    assert (machine.memory_bytes, machine.read_bytes_per_s) == (192 * GB, pytest.approx(4.19e9))
+    assert (models[0].kv_bytes, models[1].pinned) == (4096 * 1000, True)
+    found = read_log(files[1], models)
+    assert list(found.time_s) == [0, 1]
+    assert list(found.model) == [0, 1]
+    assert list(found.service_s) == [2.5, 2]
+
+
+def test_csv_reads_the_same(files: tuple[Path, Path]) -> None:
+    _, models = read_models(files[0])
+    table = files[1].with_suffix(".csv")
+    table.write_text("time,model,service_s,prompt_tokens,output_tokens,session\n101,b,2,,,\n100,a,,500,100,x\n")
+    assert read_log(table, models) == replace(read_log(files[1], models), name="log.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"time": 1, "model": "z", "service_s": 1}', "log.jsonl:1: model 'z' is not in the model list"),
+        ('\n{"time": 1, "model": "a"}', "log.jsonl:2: no service_s, and not both"),
+        ('{"time": 1, "model": "a", "service_s": -1}', "log.jsonl:1: times must be finite"),
+        ('{"time": "x", "model": "a"}', "log.jsonl:1: Expected `float`, got `str`"),
+        ('{"time": 1', "log.jsonl:1: "),
+        ('{"time": 1, "model": "b", "prompt_tokens": 1, "output_tokens": 1}', "need prefill_tokens_per_s"),
+        ("", "holds no request"),
+    ],
+)
+def test_a_log_that_is_wrong_is_said_with_its_line(files: tuple[Path, Path], text: str, said: str) -> None:
+    files[1].write_text(text)
+    _, models = read_models(files[0])
+    with pytest.raises(KvplanError) as error:
+        read_log(files[1], models)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('memory = "192GB"', 'memory = "192G"', "[machine] memory: '192G' does not say its unit"),
+        ('name = "b"', 'name = "a"', "two models are called 'a'"),
+        ('weights = "29GB"', "", "[[model]] b: weights is missing"),
+        ("pinned = true", "pin = true", "unknown field `pin`"),
+        ('pattern = "direct"', 'pattern = "fast"', "write mmap or direct"),
+        ("[machine]", "[machine", "models.toml: "),
+        ("context_tokens = 4096", "context_tokens = -1", "context_tokens"),
+    ],
+)
+def test_a_list_that_is_wrong_is_said_with_its_key(files: tuple[Path, Path], old: str, new: str, said: str) -> None:
+    files[0].write_text(LIST.replace(old, new))
+    with pytest.raises(KvplanError) as error:
+        read_models(files[0])
+    assert said in str(error.value)
+
+
+def test_what_a_policy_lacks_is_said() -> None:
+    with pytest.raises(KvplanError, match="kv_save_rate"):
+        residency(SMALL, [A], log((0, 0, 1)), replace(ONE, kv_on_swap="saved"))
+    with pytest.raises(KvplanError, match="no load time"):
+        residency(SMALL, [replace(A, load_s=None)], log((0, 0, 1)), ONE)
+    with pytest.raises(LimitError, match="can never be loaded: 4 B are needed and the budget is 3 B"):
+        residency(SMALL, [replace(A, weights_bytes=4)], log((0, 0, 1)), policies(SMALL)[0])
+
+
+# ------------------------------------------------------------------------------------------ what is said
+
+
+def example() -> Residency:
+    models = [replace(A, kv_bytes=0), replace(B, pinned=True, path="/models/b.gguf"), C]
+    what = log(*((7.0 * i, (0, 1, 2, 2, 0)[i % 5], 3.0) for i in range(60)))
+    asked, others = policies(SMALL, max_models=2, keep_alive_s=30.0)
+    return residency(SMALL, models, what, asked, compare=others)
+
+
+def test_the_document_reads_back_and_has_a_page() -> None:
+    document = wrap(example())
+    again = parse(dump(document).encode(), "residency.json")
+    assert dump(again) == dump(document)
+    page = sections(again)
+    names = [section.name for section in page.sections]
+    assert {"summary", "models", "policies", "search", "waits", "timeline", "evictions", "together", "config"} <= set(
+        names
+    )
+    text, figures = markdown(page, "files")
+    assert len(figures) == 2
+    assert "least recently used, idle" in text
+    assert "<html" in html(page)
+
+
+def test_settings_name_every_model() -> None:
+    config = example().config
+    ini = config["llama.cpp router, models.ini"]
+    assert ini.startswith("version = 1\n")
+    assert "[b]\n" in ini
+    assert "model = /models/b.gguf\nload-on-startup = true\n" in ini
+    swap = config["llama-swap, config.yaml"]
+    assert "    ttl: 30\n" in swap
+    assert '    persistent: true\n    members: ["b"]\n' in swap
+    assert "OLLAMA_KEEP_ALIVE=30s\n" in config["Ollama, environment"]
+
+
+def test_the_command(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["kvplan", "residency", *map(str, files), "--json"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert not end.value.code
+    data = json.loads(capsys.readouterr().out)
+    assert data["kind"] == "kvplan.residency"
+    assert data["data"]["runs"][0]["served"] == 2
