@@ -1614,7 +1614,7 @@ class Arm:
     disk_admission: Literal["all", "second-use"] = "all"
     store: Literal["write-through", "on-eviction"] = "write-through"
     ttl_s: Seconds | None = None
-    share: Literal["all", "tenant"] = "all"
+    share: Literal["all", "tenant", "none"] = "all"
     in_flight: Literal["recompute", "wait"] = "recompute"
     host_link_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 

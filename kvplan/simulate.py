@@ -85,7 +85,7 @@ def run(
         band=setup.BAND,
         not_modelled=setup.NOT_MODELLED,
         evidence=evidence,
-        findings=_findings(plan, results),
+        findings=(*_findings(results), *_about(plan, requests)),
     )
 
 
@@ -99,7 +99,7 @@ def play(
     progress: Progress = silent,
 ) -> ArmResult:
     """One arm of one schedule on one engine."""
-    schedule = schedule_of(requests, rate_scale, limit, arm.share == "tenant")
+    schedule = schedule_of(requests, rate_scale, limit, arm.share)
     world = World(schedule, engine, arm, faults)
     world.play(progress)
     return summarise(world)
@@ -115,7 +115,7 @@ def sustainable(
     progress: Progress = silent,
 ) -> SustainableRate:
     """The highest rate at which p90 TTFT stays within the SLO, from a cold start, by time compression of the log."""
-    base = schedule_of(requests, 1.0, limit, arm.share == "tenant")
+    base = schedule_of(requests, 1.0, limit, arm.share)
     count, span = len(base.times), base.times[-1]
     if not span:
         raise KvplanError("the schedule spans no time, so it has no rate: play more requests")
@@ -139,7 +139,7 @@ def sustainable(
     return rates.search(p90_at, guess, slo_ttft_s, points, count)
 
 
-def _findings(plan: Plan, results: Sequence[ArmResult]) -> tuple[Finding, ...]:
+def _findings(results: Sequence[ArmResult]) -> tuple[Finding, ...]:
     findings = []
     if len(results) == 1:
         text = "the plan gives no tier any memory, so there is only the arm without: add one with --arm to compare"
@@ -155,8 +155,33 @@ def _findings(plan: Plan, results: Sequence[ArmResult]) -> tuple[Finding, ...]:
             "queue grows with the log, and its waiting says little; compare sustainable rates (--slo-ttft)"
         )
         findings.append(Finding(severity="warning", code="saturated", text=text))
-    outputs = plan.inputs.workload.data.output_tokens
-    if not outputs:
-        text = "the log states no output lengths: every answer is played as one token, so decoding is not there"
-        findings.append(Finding(severity="warning", code="no-output", text=text))
     return tuple(findings)
+
+
+def _about(plan: Plan, requests: Requests) -> tuple[Finding, ...]:
+    """What the plan or the log makes of the model."""
+    policy, groups = plan.policy, plan.inputs.estimate.data.groups
+    kinds = sorted({group.kind for group in groups if group.kind in ("sliding", "chunked", "recurrent", "cross")})
+    cases: tuple[tuple[bool, str, str], ...] = (
+        (
+            not requests.output_tokens.any(),
+            "no-output",
+            "the log states no output lengths: every answer is played as one token, so decoding is not there",
+        ),
+        (
+            bool(kinds),
+            "layers-not-modelled",
+            f"{', '.join(kinds)} layers are played as if they kept every token at the plan's bytes a token",
+        ),
+        (
+            policy.growth != 1,
+            "growth",
+            f"the plan is for {policy.growth:g} times the log's demand: play that with --rate-scale {policy.growth:g}",
+        ),
+        (
+            policy.routing == "session" and not (requests.session >= 0).any(),
+            "no-sessions",
+            "the log names no sessions: requests go where most of their prompt went last, else to the least busy",
+        ),
+    )
+    return tuple(Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds)

@@ -180,7 +180,7 @@ def test_a_constant_server_waits_as_an_m_d_1_queue() -> None:
     load, count = 0.7, 40_000
     times = list(accumulate(dice.expovariate(load / service) for _ in range(count)))
     log = log_of([list(range(n * 8, n * 8 + 8)) for n in range(count)], times, [1] * count)
-    world = World(schedule_of(log, 1.0, None, False), engine, OFF)
+    world = World(schedule_of(log, 1.0, None), engine, OFF)
     world.play()
     waits = [(one.admitted_at or 0.0) - one.arrived_at for one in world.requests]
     batches = np.array(waits).reshape(40, -1).mean(axis=1)
@@ -192,7 +192,7 @@ def test_a_constant_server_waits_as_an_m_d_1_queue() -> None:
 
 def test_littles_law() -> None:
     log = conversations(400, 0.05, output=30)
-    world = World(schedule_of(log, 1.0, None, False), ENGINE, host(100))
+    world = World(schedule_of(log, 1.0, None), ENGINE, host(100))
     world.play()
     end = max(one.ended_at or 0.0 for one in world.requests)
     stay = sum((one.ended_at or 0.0) - one.arrived_at for one in world.requests)
@@ -291,6 +291,7 @@ def test_tenants_apart_reuse_nothing_of_each_other() -> None:
     log = log_of([[0, 1]] * 4, [10.0 * n for n in range(4)], [1] * 4, tenants=[0, 1, 0, 1])
     assert tokens_hit(simulate.play(log, ENGINE, OFF)) == 3 * 2 * BLOCK
     assert tokens_hit(simulate.play(log, ENGINE, replace(OFF, share="tenant"))) == 2 * 2 * BLOCK
+    assert tokens_hit(simulate.play(log, ENGINE, replace(OFF, share="none"))) == 0
 
 
 def test_storing_on_eviction_keeps_the_host_apart_from_the_gpu() -> None:
@@ -344,10 +345,10 @@ def test_the_rate_search_brackets_the_slo() -> None:
     assert found.requests_per_s
     assert found.fails_at
     assert found.requests_per_s < found.fails_at < 1.05 * found.requests_per_s
-    base = schedule_of(log, 1.0, None, False)
+    base = schedule_of(log, 1.0, None)
     logged = 300 / base.times[-1]
     for rate, holds in ((found.requests_per_s, True), (found.fails_at, False)):
-        world = World(schedule_of(log, rate / logged, None, False), ENGINE, OFF)
+        world = World(schedule_of(log, rate / logged, None), ENGINE, OFF)
         world.play()
         assert (quantile(sorted(ttfts(world.requests)), 0.9) <= 0.5) is holds
 
@@ -448,7 +449,7 @@ def test_blocks_are_conserved_at_every_event(
     link = LinkModel(load_bytes_per_s=rate, store_bytes_per_s=rate, latency_s=0.001)
     engine = replace(ENGINE, kv_tokens=gpu * BLOCK, host_link=link, disk_link=link)
     arm = replace(host(tier, policy=policy, store=store, in_flight=in_flight, ttl_s=ttl_s), disk_bytes=10**7)
-    world = World(schedule_of(log, 1.0, None, False), engine, arm, watch=books_balance)
+    world = World(schedule_of(log, 1.0, None), engine, arm, watch=books_balance)
     world.play()
     assert all(one.first_token_at is not None for one in world.requests)
 
@@ -523,3 +524,13 @@ def test_a_real_log_at_low_load_hits_its_exact_curve(shared: Path) -> None:
         arm = Arm(name="on", host_bytes=capacity * size * TOKEN)
         hit = tokens_hit(simulate.play(alone, engine, arm))
         assert 0 <= tokens[capacity] - hit <= whole * size
+
+
+def test_what_the_plan_or_log_makes_of_the_model_is_said() -> None:
+    plan = samples.plan().data
+    log = replace(conversations(20, 1.0), output_tokens=np.zeros(20, int), block_tokens=512)
+    log = replace(log, input_tokens=log.input_tokens // BLOCK * 512 + 1)
+    asked = replace(plan, policy=replace(plan.policy, growth=2.0, routing="session"))
+    codes = {one.code for one in simulate.run(asked, log).findings}
+    assert {"no-output", "growth", "no-sessions"} <= codes
+    assert not {"growth", "no-sessions"} & {one.code for one in simulate.run(plan, log).findings}

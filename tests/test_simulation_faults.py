@@ -53,7 +53,7 @@ def test_random_faults_lose_no_request(
     log = conversations(50, gap_s, seed=seed, output=1 + seed % 30)
     arm = replace(host(40, store=store, in_flight=in_flight), disk_bytes=90 * BLOCK * TOKEN)
     engine = replace(SMALL, replicas=replicas)
-    world = World(schedule_of(log, 1.0, None, False), engine, arm, faults, watch=books_balance)
+    world = World(schedule_of(log, 1.0, None), engine, arm, faults, watch=books_balance)
     world.play()
     assert all(one.state in (DONE, GONE) for one in world.requests)
     result = simulate.play(log, engine, arm, faults)

@@ -32,14 +32,22 @@ def page(document: Document[Simulation]) -> Page:
 
 
 def _lead(simulation: Simulation) -> str:
-    first, last = simulation.arms[0], simulation.arms[-1]
+    """The second arm (offload on) against the first (off): the rates that hold where they are known, else times."""
+    off, *others = simulation.arms
     pace = f"At {simulation.requests_per_s:.3g} requests/s"
-    if first is last or first.ttft is None or last.ttft is None:
-        return f"{pace} one arm: {show_percent(first.hit_ratio)} of input tokens hit."
-    return (
-        f"{pace}, arm {last.arm.name} against {first.arm.name}: hits {show_percent(first.hit_ratio)} to "
-        f"{show_percent(last.hit_ratio)}, p90 TTFT {show_duration(first.ttft.p90)} to {show_duration(last.ttft.p90)}."
-    )
+    if not others:
+        return f"{pace}, arm {off.arm.name} alone: {show_percent(off.hit_ratio)} of input tokens hit."
+    on = others[0]
+    line = f"{pace}, arm {on.arm.name} against {off.arm.name}: hits {show_percent(off.hit_ratio)} to "
+    line += show_percent(on.hit_ratio)
+    before, after = off.sustainable, on.sustainable
+    if before and after and before.requests_per_s and after.requests_per_s:
+        target = show_duration(before.slo_ttft_s)
+        rates = f"{before.requests_per_s:.3g}/s to {after.requests_per_s:.3g}/s"
+        return f"{line}, sustainable rate at p90 TTFT {target} {rates}."
+    if off.ttft is None or on.ttft is None:
+        return f"{line}."
+    return f"{line}, p90 TTFT {show_duration(off.ttft.p90)} to {show_duration(on.ttft.p90)}."
 
 
 def _spread(times: Spread | None) -> str:

@@ -156,9 +156,8 @@ def band(prefill: Prefill) -> tuple[float, float]:
 def default_arms(plan: Plan) -> tuple[Arm, ...]:
     """Offload off, and on as the plan recommends (with its largest option where it recommends nothing)."""
     policy = plan.policy
-    share = "tenant" if policy.share == "tenant" else "all"
     host, disk = plan.budgets.host.usable_bytes, plan.budgets.disk.usable_bytes
-    off = Arm(name="off", ttl_s=policy.ttl_s, share=share)
+    off = Arm(name="off", ttl_s=policy.ttl_s, share=policy.share)
     if not host and not disk:
         return (off,)
     on = Arm(
@@ -167,6 +166,6 @@ def default_arms(plan: Plan) -> tuple[Arm, ...]:
         disk_bytes=disk,
         disk_admission=policy.disk_admission,
         ttl_s=policy.ttl_s,
-        share=share,
+        share=policy.share,
     )
     return off, on

@@ -35,7 +35,7 @@ _ARM: dict[str, tuple[str, Callable[[str], Any]]] = {
     "disk-admission": ("disk_admission", _ADMISSION),
     "store": ("store", _one_of("write-through", "on-eviction")),
     "ttl": ("ttl_s", parse_duration),
-    "share": ("share", _one_of("all", "tenant")),
+    "share": ("share", _one_of("all", "tenant", "none")),
     "in-flight": ("in_flight", _one_of("recompute", "wait")),
     "host-link": ("host_link_bytes_per_s", parse_rate),
 }
