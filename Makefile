@@ -9,7 +9,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers test-ray \
-	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report
+	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report bench-residency \
+	exhaustive-residency
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -71,6 +72,12 @@ bench-prefill: $(VENV)/.dev ## Prefill predicted from a few layers against the w
 
 bench-plan: $(VENV)/.dev ## CPU seconds of a plan on ten million blocks.
 	$(BIN)/python benchmarks/plan.py
+
+bench-residency: $(VENV)/.dev ## CPU seconds and memory of a million requests over fifty models.
+	$(BIN)/python benchmarks/residency.py
+
+exhaustive-residency: $(VENV)/.dev ## Every sequence of up to seven events over three models: 5.4 million, a quarter of an hour.
+	PYTHONPATH=tests $(BIN)/python tests/test_residency_exhaustive.py
 
 gpu-check: $(VENV)/.dev ## On a GPU host: measure its links in under five minutes and print one page.
 	$(BIN)/python benchmarks/gpu_check.py
