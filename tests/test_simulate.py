@@ -409,6 +409,8 @@ def books_balance(world: World) -> None:
     """After every event, on every tier: what came is there or left, and what is there fits."""
     for replica in world.replicas:
         gpu = replica.gpu
+        assert replica.prefilling.keys() <= replica.running.keys()
+        assert len(replica.running) == len(replica.prefilling) + replica.decoding
         assert gpu.free + gpu.private + len(gpu.users) + len(gpu.cached) == gpu.capacity
         assert gpu.free >= 0
         assert gpu.private >= 0

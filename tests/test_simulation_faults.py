@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_simulate import BLOCK, ENGINE, OFF, TOKEN, books_balance, conversations, host, tokens_hit
+from test_simulate import BLOCK, ENGINE, OFF, TOKEN, books_balance, conversations, host, log_of, tokens_hit
 
 from kvplan import simulate
 from kvplan.documents import Arm, EngineModel, Fault, LinkModel
@@ -122,6 +122,27 @@ def test_a_client_that_leaves_while_waiting_frees_its_place() -> None:
     result = simulate.play(log, SMALL, OFF, last)
     assert result.cancelled == {"client gone": 10}
     assert result.completed == 20
+
+
+def test_a_client_that_leaves_in_the_middle_of_prefill_ends_it_with_the_step() -> None:
+    """A prompt of 40 blocks takes three steps; the client leaves in the first."""
+    log = log_of([list(range(40)), list(range(40, 42))], [0.0, 5.0], [9, 9])
+    leave = [Fault(at_s=0.01, kind="client-gone", request=0)]
+    world = World(schedule_of(log, 1.0, None), ENGINE, OFF, leave, watch=books_balance)
+    world.play()
+    assert [one.state for one in world.requests] == [GONE, DONE]
+    assert world.replicas[0].prefill_tokens == ENGINE.max_num_batched_tokens + 2 * BLOCK + 1
+
+
+def test_whoever_waits_for_a_prefix_goes_on_when_its_owner_leaves() -> None:
+    log = log_of([list(range(40)), list(range(40))], [0.0, 0.001], [1, 1])
+    waits = replace(OFF, in_flight="wait")
+    leave = [Fault(at_s=0.03, kind="client-gone", request=0)]
+    result = simulate.play(log, ENGINE, waits, leave)
+    assert result.cancelled == {"client gone": 1}
+    assert result.completed == 1
+    restarted = simulate.play(log, ENGINE, waits, [Fault(at_s=0.03, kind="restart", value=1.0)])
+    assert restarted.completed == 2
 
 
 def test_a_request_longer_than_the_cache_is_turned_away_and_counted() -> None:
