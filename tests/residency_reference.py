@@ -18,6 +18,8 @@ class Asked:
     patience: int | None = None
     started: int | None = None
     ended: int | None = None
+    turn: int = 0
+    done: bool = False
     left: bool = False
 
 
@@ -44,6 +46,7 @@ def tell(requests: list[Asked], places: int, load_s: list[int]) -> Story:
 
     def start(one: Asked, now: int) -> None:
         one.started, one.ended = now, now + one.runs
+        one.turn = 1 + max(other.turn for other in requests)
         touch(one.model)
 
     def touch(model: int) -> None:
@@ -51,13 +54,13 @@ def tell(requests: list[Asked], places: int, load_s: list[int]) -> Story:
             used.remove(model)
         used.append(model)
 
-    def busy(model: int, now: int) -> bool:
-        return any(one.model == model and one.started is not None and (one.ended or 0) > now for one in arrived)
+    def busy(model: int) -> bool:
+        return any(one.model == model and one.started is not None and not one.done for one in arrived)
 
     def make_room(now: int) -> None:
         while line:
             if len(ready_at) == places:
-                idle = [m for m in used if m in ready_at and ready_at[m] <= now and not busy(m, now) and not waiting(m)]
+                idle = [m for m in used if m in ready_at and ready_at[m] <= now and not busy(m) and not waiting(m)]
                 if not idle:
                     return
                 story.evictions.append((now, idle[0], line[0]))
@@ -76,15 +79,15 @@ def tell(requests: list[Asked], places: int, load_s: list[int]) -> Story:
         if not moments:
             return story
         now = min(moments)
-        # Completions first: whoever became idle at this moment may go at once, before a load of this moment ends.
+        # Completions first, one after the other as they began: whoever became idle may go at once, before a load ends.
         loading = {m for m, t in ready_at.items() if t == now}
-        done_now = sorted((o for o in arrived if o.ended == now), key=lambda o: o.started or 0)
-        if done_now:
-            for model in loading:
-                ready_at[model] = now + 1  # not yet
+        for model in loading:
+            ready_at[model] = now + 1  # not yet
+        for one in sorted((one for one in arrived if one.ended == now), key=lambda one: one.turn):
+            one.done = True
             make_room(now)
-            for model in loading:
-                ready_at[model] = now
+        for model in loading:
+            ready_at[model] = now
         for model in sorted(loading, key=lambda m: max(t for t, loaded in story.loads if loaded == m)):
             for one in waiting(model):
                 start(one, now)

@@ -261,6 +261,14 @@ def test_batching_gathers_requests_and_swaps_after_the_longest_wait() -> None:
     assert run([A, B], gathered, replace(ONE, batch_wait_s=5.0)).loads == 2
 
 
+def test_a_closed_model_serves_again_once_others_made_the_room_or_nobody_wants_it() -> None:
+    policy = replace(TWO, batch_wait_s=2.0)
+    what = log((0, 0, 100), (1, 2, 20), (6, 1, 1), (10, 0, 1))  # b closes a at 8; c ends at 25 and goes
+    assert starts([A, B, C], what, policy) == [4, 5, 29, 25]
+    what = log((0, 0, 100), (1, 2, 90), (6, 1, 1), (10, 0, 1), timeouts=[math.inf, math.inf, 9.0, math.inf])
+    assert starts([A, B, C], what, policy) == [4, 5, 5, 15]  # b's client leaves at 15 (never served: -1 s of wait)
+
+
 def test_a_sleeping_model_keeps_its_place_and_loads_again() -> None:
     what = log((0, 0, 1), (100, 0, 1))
     found = run([A], what, replace(ONE, sleep_after_s=10.0))
@@ -330,6 +338,18 @@ def test_waits_are_nearest_rank() -> None:
     found = run([model("a", load_s=10.0)], what, ONE)
     assert found.wait is not None
     assert (found.wait.p50, found.wait.p95, found.wait.max) == (0, 9, 10)  # ten waited 1 to 10 s
+
+
+def test_the_search_leaves_room_for_what_is_pinned() -> None:
+    made = example()
+    assert made.search is not None
+    assert [(one.value, one.unserved) for one in made.search.candidates] == [(2, 0), (3, 0)]
+    assert made.search.best == 3
+    models = [replace(A, pinned=True), B, model("big", size=2)]
+    budgets = residency(SMALL, models, log((0, 0, 1), (9, 1, 1), (20, 2, 1)), policies(SMALL)[0]).search
+    assert budgets is not None
+    assert [one.value for one in budgets.candidates] == [3]
+    assert budgets.best == 3
 
 
 def test_models_that_fit() -> None:

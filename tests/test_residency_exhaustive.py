@@ -19,10 +19,10 @@ from kvplan.resident.costs import shared_memory, units
 from kvplan.resident.play import Play
 from kvplan.resident.table import INTERRUPTED, LEFT, SERVED, Log
 
-LOAD_S = (7, 13, 26)
+LOAD_S = (3, 7, 13)
 STEP = 10
 # What one event may be: a request for one of three models that is short, long, or long with a client that soon leaves.
-KINDS = ((15, None), (35, None), (15, 9))
+KINDS = ((2, None), (35, None), (15, 9))
 EVENTS = [(model, runs, patience) for model in range(3) for runs, patience in KINDS]
 MODELS = tuple(ResidentModel(name="abc"[i], weights_bytes=1, load_s=float(LOAD_S[i])) for i in range(3))
 MACHINE = Machine(memory_bytes=2)

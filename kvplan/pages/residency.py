@@ -154,7 +154,7 @@ def _searched(search: LimitSearch | None) -> tuple[Section, ...]:
                 f"{one.loads:,}",
                 parts.seconds_or_unknown(one.mean_wait_s),
                 parts.seconds_or_unknown(one.p95_wait_s),
-                f"{one.interrupted:,}",
+                f"{one.interrupted + one.unserved:,}",
             ),
             strong=one.value == search.best,
         )
@@ -163,7 +163,7 @@ def _searched(search: LimitSearch | None) -> tuple[Section, ...]:
     best = "none of them fits" if search.best is None else f"best: {_limit(search, search.best)}"
     part = f"On the first {parts.plural(search.requests, 'request')}"
     reading = f"{part}; {best}, the smallest within 1 % of the shortest mean wait."
-    table = parts.table("limit|fits|>loads|>mean wait|>p95|>interrupted", rows)
+    table = parts.table("limit|fits|>loads|>mean wait|>p95|>cut or unserved", rows)
     return (Section(name="search", heading="Best limit", blocks=(table,), reading=reading),)
 
 
@@ -180,7 +180,7 @@ def _timeline(data: Residency, run: PolicyRun) -> tuple[Section, ...]:
         return ()
     end = max(span.to_s for span in spans)
     series = [_lane(name, float(lane), spans, end) for name, lane in lanes.items()]
-    rules = tuple(Rule(axis="y", value=float(lane), label=name, role="faint") for name, lane in lanes.items())
+    rules = tuple(Rule(axis="y", value=float(lane), label=name) for name, lane in lanes.items())
     y = Axis(title="model, from the top", unit="count", domain=(0.9, len(shown) + 1.0))
     x = Axis(title="time", unit="s", domain=(0.0, max(end, 1e-9)))
     plot = Plot(x=x, y=y, series=tuple(series), rules=rules, height=60 + 40 * len(shown))

@@ -3,8 +3,8 @@
 The rules are those of llama.cpp's router: requests for a loaded model start at once, side by side; a model that is not
 loaded has one place in a first-in-first-out queue of distinct models; its waiters are released together when its load
 ends; a client that leaves gives up its place; a victim is the least recently used model that is loaded, idle and not
-wanted by the queue. Only the head of the queue is given room. At one instant, completions come before loads, stops,
-clients that leave, clocks and arrivals.
+wanted by the queue. Only the head of the queue is given room. At one instant, completions come first, one after
+the other as they began, then loads, stops, clients that leave, clocks and arrivals.
 """
 
 from __future__ import annotations
@@ -281,9 +281,6 @@ class Play:
         """Give the head of the queue room, then the next one, until one has to wait."""
         while self.queue:
             head = self.queue[0]
-            if head.closed:  # others made the room that it was closed for
-                self._reopen()
-                continue
             count = self.count + (0 if head.state == "sleeping" else head.count)
             size = self.bytes + head.bytes
             if head.state != "stopping" and self._fits(count, size):
@@ -329,9 +326,8 @@ class Play:
             return False
         if not self.policy.protect_busy:
             return True
-        if unit.state == "loading" or unit.counted:
-            return False
-        return unit.closed or not unit.waiting or unit.state == "sleeping"
+        # What is loaded has waiters only where it is closed or sleeps: their place in the queue outlives it.
+        return unit.state != "loading" and not unit.counted
 
     def _refuse(self, head: Unit) -> None:
         """Nobody may go: count who was passed over, and close the least recently used where the policy says so."""

@@ -44,7 +44,9 @@ def _spaced(values: list[int]) -> list[int]:
 
 
 def _counts(models: Sequence[ResidentModel], machine: Machine) -> list[int]:
-    least = max(unit.count for unit in units(models, machine, shared_memory(models, machine)))
+    made = units(models, machine, shared_memory(models, machine))
+    pinned = sum(unit.count for unit in made if unit.pinned)
+    least = max(unit.count + pinned - (unit.count if unit.pinned else 0) for unit in made)
     return _spaced(list(range(least, len(models) + 1)))
 
 
@@ -53,7 +55,8 @@ def _budgets(models: Sequence[ResidentModel], machine: Machine, log: Log) -> lis
     made = units(models, machine, shared_memory(models, machine))
     counts = np.bincount(np.asarray(log.model), minlength=len(models))
     ranked = sorted(made, key=lambda unit: -sum(int(counts[member]) for member in unit.members))
-    least = max(unit.bytes for unit in made) + sum(unit.bytes for unit in made if unit.pinned)
+    pinned = sum(unit.bytes for unit in made if unit.pinned)
+    least = max(unit.bytes + pinned - (unit.bytes if unit.pinned else 0) for unit in made)
     sums = np.cumsum([unit.bytes for unit in ranked]).tolist()
     inside = {min(max(least, size), machine.memory_bytes) for size in sums}
     return _spaced(sorted(inside))
