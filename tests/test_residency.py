@@ -278,6 +278,12 @@ def test_a_sleeping_model_keeps_its_place_and_loads_again() -> None:
     assert found.spans[3].to_s == 100
 
 
+def test_a_sleeping_model_wakes_at_once_though_others_wait_in_the_queue() -> None:
+    policy = replace(TWO, sleep_after_s=2.0, batch_wait_s=10.0)
+    what = log((0, 0, 1), (0, 1, 100), (10, 2, 1), (12, 0, 1))
+    assert starts([A, B, C], what, policy) == [4, 4, 24, 16]
+
+
 def test_stopping_takes_its_time() -> None:
     what = log((0, 0, 1), (10, 1, 1))
     assert starts([replace(A, stop_s=3.0), B], what, ONE) == [4, 10 + 3 + 4]

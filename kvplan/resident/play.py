@@ -62,28 +62,25 @@ class Play:
 
     def run(self) -> None:
         """Play the log to its end, and on until nothing more can happen."""
-        heap, status = self.heap, self.status
-        arrive, happen = self._arrive, self._happen
-        finish, unit_of, model = self._finish, self.unit_of, self.log.model
+        arrive, until, heap = self._arrive, self._until, self.heap
         for request, time in enumerate(self.log.time_s):
-            while heap and heap[0][0] <= time:
-                self.now, kind, _, which, more = heapq.heappop(heap)
-                if kind == DONE:
-                    if status[which] == SERVING:
-                        finish(which, unit_of[model[which]])
-                else:
-                    happen(kind, which, more)
+            if heap and heap[0][0] <= time:
+                until(time)
             self.now = time
             arrive(request)
-        while heap:
-            self.now, kind, _, which, more = heapq.heappop(heap)
-            if kind == DONE:
-                if status[which] == SERVING:
-                    finish(which, unit_of[model[which]])
-            else:
-                happen(kind, which, more)
+        until(math.inf)
         for unit in self.units:
             self._enter(unit, unit.state)
+
+    def _until(self, time: float) -> None:
+        """Let everything happen that is due by `time`."""
+        heap, status, model = self.heap, self.status, self.log.model
+        while heap and heap[0][0] <= time:
+            self.now, kind, _, which, more = heapq.heappop(heap)
+            if kind != DONE:
+                self._happen(kind, which, more)
+            elif status[which] == SERVING:
+                self._finish(which, self.unit_of[model[which]])
 
     def _at(self, time: float, kind: int, which: int, more: int = 0) -> None:
         self.order += 1
