@@ -419,7 +419,7 @@ def books_balance(world: World) -> None:
         for tier in (replica.tiers.host, replica.tiers.disk):
             if tier is not None:
                 assert tier.inserted == len(tier.used_at) + sum(tier.removed.values())
-                assert not tier.capacity or tier.used <= tier.capacity
+                assert tier.used <= tier.capacity
                 assert not tier.reserved & tier.used_at.keys()
                 assert all(count > 0 for count in tier.pinned.values())
 

@@ -135,14 +135,18 @@ def test_a_client_that_leaves_in_the_middle_of_prefill_ends_it_with_the_step() -
 
 
 def test_whoever_waits_for_a_prefix_goes_on_when_its_owner_leaves() -> None:
-    log = log_of([list(range(40)), list(range(40))], [0.0, 0.001], [1, 1])
-    waits = replace(OFF, in_flight="wait")
-    leave = [Fault(at_s=0.03, kind="client-gone", request=0)]
-    result = simulate.play(log, ENGINE, waits, leave)
-    assert result.cancelled == {"client gone": 1}
-    assert result.completed == 1
-    restarted = simulate.play(log, ENGINE, waits, [Fault(at_s=0.03, kind="restart", value=1.0)])
-    assert restarted.completed == 2
+    """The third request loads what the second pushed out of the GPU, the fourth waits for it, and the third leaves."""
+    path = list(range(20))
+    log = log_of([path, list(range(20, 48)), path, path], [0.0, 50.0, 100.0, 100.01], [1, 1, 1, 1])
+    waits = host(500, in_flight="wait")
+    both = simulate.play(log, SMALL, waits)
+    leave = simulate.play(log, SMALL, waits, [Fault(at_s=100.05, kind="client-gone", request=2)])
+    assert both.tiers[1].loaded_bytes > 0
+    assert both.completed == 4
+    assert leave.cancelled == {"client gone": 1}
+    assert leave.completed == 3
+    restarted = simulate.play(log, SMALL, waits, [Fault(at_s=100.05, kind="restart", value=1.0)])
+    assert restarted.completed == 4
 
 
 def test_a_request_longer_than_the_cache_is_turned_away_and_counted() -> None:
