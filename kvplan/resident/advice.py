@@ -66,6 +66,12 @@ def _page_cache(shared: SharedMemory) -> Iterator[Finding]:
             f"host KV tier ({show_bytes(shared.host_kv_bytes)}) exceed the host memory that is left for them, so the "
             "page cache does not keep the files."
         )
+        room = (shared.ram_bytes or 0) - shared.reserved_bytes - shared.weights_bytes
+        text += (
+            f" A KV tier of at most {show_bytes(room)} leaves it the room."
+            if room > 0
+            else " Without a KV tier it would not either."
+        )
         yield _found("warning", "every-swap-cold", text)
     elif shared.every_swap_cold is None:
         text = "Every load is counted as cold: the machine's host memory is not given (ram)."
