@@ -77,8 +77,8 @@ def fault_of(text: str) -> Fault:
             case "restart":
                 return Fault(at_s=at, kind="restart", value=parse_duration(value or "0s"))
             case "restart-keep-host":
-                keeps = ("host", "disk")
-                return Fault(at_s=at, kind="restart", value=parse_duration(value or "0s"), survives=keeps)
+                down = parse_duration(value or "0s")
+                return Fault(at_s=at, kind="restart", value=down, survives=("host", "disk"))
             case "lose-host" | "lose-disk":
                 return Fault(at_s=at, kind="tier-lost", tier=_tier(what))
             case "slow-host" | "slow-disk":
