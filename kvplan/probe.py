@@ -12,6 +12,7 @@ from kvplan.documents import Finding, Host, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
 from kvplan.probing import cuda, gpu_extras
 from kvplan.probing.fragments import fragments
+from kvplan.probing.interrupts import heeded
 from kvplan.probing.kv_block import kv_block
 from kvplan.probing.merging import merge
 from kvplan.progress import Progress, silent
@@ -166,6 +167,11 @@ def measure(options: ProbeOptions, progress: Progress = silent) -> Probe:
     Raises UsageError for options without meaning and KvplanError where a folder cannot be probed or a drive fails.
     Nothing is left behind, whatever happens.
     """
+    with heeded(progress) as listen:
+        return _measure(options, listen)
+
+
+def _measure(options: ProbeOptions, progress: Progress) -> Probe:
     began = time.monotonic()
     progress("reading what this host is")
     todo = plan_of(options)

@@ -101,3 +101,27 @@ def test_the_command_ends_with_130_on_ctrl_c(drive: Path) -> None:
     assert run.returncode == 130
     assert "Traceback" not in errors
     assert list(drive.iterdir()) == []
+
+
+def test_an_interrupt_in_a_destructor_is_heard_at_the_next_chance() -> None:
+    """Python drops what rises in a destructor, an interrupt too, and would go on as if nobody had pressed a key."""
+    program = """
+import os, signal, sys
+from kvplan.probing.interrupts import heeded
+
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+try:
+    with heeded(lambda what, done=None: print(what)) as progress:
+        progress("before")
+        Last()
+        progress("after")
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "before\n", "")
