@@ -49,5 +49,7 @@ def test_a_trace_to_share_is_written_instead_of_a_document(
 
 
 def test_lengths_alone_give_no_curve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, LOGS / "azure.csv") == 1
+    assert run(monkeypatch, LOGS / "azure.csv", "--capacity-blocks", "4") == 1
     assert "azure.csv: has lengths only" in capsys.readouterr().err
+    assert run(monkeypatch, LOGS / "azure.csv") == 0
+    assert "lengths only" in capsys.readouterr().out
