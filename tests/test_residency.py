@@ -124,6 +124,7 @@ def test_e02_by_bytes_memory_is_never_exceeded_and_the_cap_makes_both_fit() -> N
     asked, _ = policies(machine)
     found = play(models, machine, what, asked)
     assert (found.over_memory_loads, found.loads, found.peak_bytes) == (0, 3, 170 * GB)
+    assert play(models, machine, what.first(2), asked).peak_bytes == 170 * GB  # the first of two, not the last
     capped = [replace(models[0], kv_bytes=53 * GB), models[1]]
     found = play(capped, machine, what, asked)
     assert (found.loads, found.peak_bytes, found.peak_models) == (2, 192 * GB, 2)
