@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # constraints.txt pins the torch that development uses; on a GPU host the same pin takes its CUDA build.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers test-ray \
+.PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers damaged-configs \
 	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report bench-residency \
 	exhaustive-residency
 
@@ -57,6 +57,9 @@ check-page: $(VENV)/.dev ## Hold the HTML pages against axe-core: needs npm (whi
 
 bench-report: $(VENV)/.dev ## CPU seconds of a plan's page in each form.
 	$(BIN)/python benchmarks/report.py
+
+damaged-configs: $(VENV)/.dev ## Ten thousand damaged configs: each is read or refused in one line.
+	$(BIN)/python benchmarks/damaged_configs.py
 
 bench-startup: $(VENV)/.dev ## CPU seconds of whole commands.
 	$(BIN)/python benchmarks/startup.py

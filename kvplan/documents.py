@@ -375,7 +375,7 @@ class PageKind:
     window_tokens: Tokens | None = None
 
 
-EngineValue: TypeAlias = int | float | str | None | tuple[PageKind, ...]
+EngineValue: TypeAlias = int | float | str | tuple[PageKind, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -616,7 +616,7 @@ class Load:
     """A stretch of the log: requests and tokens that arrived in [start_s, start_s + width_s), from the first arrival.
 
     `active_tokens` is the most held by requests in flight at once in the stretch; `working_set_tokens` are the
-    distinct tokens referenced in the workload's `load_window_s` up to the stretch's end, None for a log of lengths only.
+    distinct tokens referenced in the workload's `load_window_s` up to the stretch's end, None for a log of lengths.
     """
 
     start_s: Seconds
@@ -915,8 +915,8 @@ class ProbeOptions:
     """What to measure and what it may cost. `only` picks the parts (probe.PARTS); empty means all that is there.
 
     `disks` are folders, one a drive. `granule_bytes` adds sizes to the sweep, such as the bytes of one KV block.
-    `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space. `kv` shapes
-    the engines' cells; None takes a typical model. `sweep_only` leaves those and the rows to compare with out.
+    `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space. `kv`
+    shapes the engines' cells; None takes a typical model. `sweep_only` leaves those and the comparisons out.
     `allow_memory` measures a folder that lies in memory (tmpfs) instead of refusing it; every cell is flagged.
     `model` is what to measure the prefill of, at `prefill_tokens` (none: lengths that double), here or, where `server`
     is the address of an OpenAI-compatible server, on that server.
@@ -1039,8 +1039,8 @@ class BlockDevice:
     """One physical or virtual drive under a folder, as sysfs describes it; None is unknown.
 
     `link` is the PCI Express link as it runs, `max_link` the fastest it could, `bridges` the ports above it, the root
-    first. `used_ratio` and `lifetime_written_bytes` are what an NVMe drive says of its own wear; `rated_endurance_bytes`
-    is what it says may be written in its life. They need the right to ask the drive.
+    first. `used_ratio` and `lifetime_written_bytes` are what an NVMe drive says of its own wear, and
+    `rated_endurance_bytes` what it says may be written in its life. They need the right to ask the drive.
     """
 
     name: str

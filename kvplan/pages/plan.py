@@ -270,7 +270,7 @@ def _sensitivity(plan: Plan) -> tuple[Section, ...]:
     ]
     columns = "input|change|>host memory then|>disk then|>GPU time saved an hour"
     reading = f"What would flip the decision: {_flips(plan)}."
-    blocks = (*plan_figures.tornado(plan), parts.table(columns, rows))
+    blocks: tuple[Block, ...] = (*plan_figures.tornado(plan), parts.table(columns, rows))
     return (Section(name="sensitivity", heading="If an input is wrong", reading=reading, blocks=blocks),)
 
 

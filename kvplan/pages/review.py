@@ -118,7 +118,7 @@ def _row(plan: Plan, name: str) -> Row:
 
 def _figure(plans: Sequence[Plan], names: Sequence[str]) -> tuple[Figure, ...]:
     """What each size of host memory saves, one line a plan, as far as there are colours to tell them apart."""
-    series = []
+    series: list[Series] = []
     for plan, name in zip(plans, names, strict=True):
         points = sorted(
             (float(one.bytes), one.net_s_per_hour) for one in plan.curve if one.tier == "host" and one.bytes

@@ -1,6 +1,6 @@
 """Reads mutations of real configs: each must give a model that survives its own JSON, or be refused in one line.
 
-Run: python benchmarks/mutated_configs.py [COUNT] [SEED]. Ends with a traceback and the config for the first that does
+Run: python benchmarks/damaged_configs.py [COUNT] [SEED]. Ends with a traceback and the config for the first that does
 neither.
 """
 
