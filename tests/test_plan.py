@@ -548,3 +548,13 @@ def test_a_log_of_lengths_is_no_base_for_a_plan() -> None:
     lengths = replace(document, data=replace(document.data, curve=(), **unknown))
     with pytest.raises(KvplanError, match="lengths only"):
         make(samples.estimate(), lengths, samples.probe(), None, Policy())
+
+
+def test_time_saved_on_idle_gpus_is_said_to_free_none() -> None:
+    codes = {}
+    for growth in (0.01, 1.0):
+        made = make(samples.estimate(), samples.workload(), samples.probe(), None, Policy(growth=growth))
+        spare = made.benefit.gpu_busy_ratio_off < 0.2 and made.benefit.gpu_s_per_hour_saved > 0
+        codes[growth] = spare
+        assert ("gpu-time-spare" in {one.code for one in made.findings}) == spare
+    assert set(codes.values()) == {True, False}

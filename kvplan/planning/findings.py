@@ -13,6 +13,7 @@ from kvplan.planning.wording import WIDE
 from kvplan.units import GiB, show_bytes, show_duration, show_percent, show_tokens
 
 ONE_PIECE_LIMIT = 200 * GiB
+_IDLE = 0.2  # below this share of prefill a replica has time to spare at any usual target of use
 
 
 def policy_costs(made: Solved) -> tuple[PolicyCost, ...]:
@@ -61,6 +62,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
     return (
         *_fit(made),
         *_bracket(made),
+        *_idle(made),
         *(Finding(severity="info", code=_CODES[cost.policy], text=cost.why) for cost in costs),
         *_extrapolated(made),
         *_disk(made),
@@ -107,6 +109,17 @@ def _bracket(made: Solved) -> Iterator[Finding]:
         f"second. `kvplan workload … --capacity-tokens {log}` settles it"
     )
     yield Finding(severity="warning", code="curve-bracket", text=text)
+
+
+def _idle(made: Solved) -> Iterator[Finding]:
+    """Say so where GPU time is saved that nobody misses: it then shortens waits and is worth no hardware."""
+    busy = made.outcome.busy_s / 3600
+    if busy < _IDLE and made.outcome.net_s > 0:
+        text = (
+            f"prefill keeps a replica's GPUs busy {show_percent(busy)} of the time: what is saved shortens the wait for "
+            "a first token, and frees no GPU until there is more demand or fewer replicas"
+        )
+        yield Finding(severity="info", code="gpu-time-spare", text=text)
 
 
 def _extrapolated(made: Solved) -> Iterator[Finding]:
