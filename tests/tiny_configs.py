@@ -123,6 +123,7 @@ OVERRIDES: Mapping[str, Mapping[str, Any]] = {
         "acoustic_tokenizer_encoder_config": _SMALL_CODEC,
         "semantic_tokenizer_encoder_config": _SMALL_CODEC,
     },
+    "step3p7": {"text_config": {"sliding_window": 16}},
     "xlstm": {"embedding_dim": 128, "num_heads": 4},
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 8},
