@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 # constraints.txt pins the torch that development uses; on a GPU host the same pin takes its CUDA build.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers damaged-configs \
+.PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers damaged-configs test-ray \
 	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report bench-residency \
 	exhaustive-residency
 
@@ -60,6 +60,12 @@ bench-report: $(VENV)/.dev ## CPU seconds of a plan's page in each form.
 
 damaged-configs: $(VENV)/.dev ## Ten thousand damaged configs: each is read or refused in one line.
 	$(BIN)/python benchmarks/damaged_configs.py
+
+test-ray: $(BIN)/python ## The bucketed profile on a local Ray cluster, in an environment of its own.
+	$(PYTHON) -m venv $(VENV)-ray
+	$(VENV)-ray/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(VENV)-ray/bin/python -m pip install --quiet -c constraints.txt --editable ".[ray,logs]" pytest hypothesis
+	$(VENV)-ray/bin/python -m pytest tests/test_buckets.py
 
 bench-startup: $(VENV)/.dev ## CPU seconds of whole commands.
 	$(BIN)/python benchmarks/startup.py
