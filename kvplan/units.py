@@ -33,10 +33,15 @@ _NUMBER = re.compile(r"^\s*([0-9][0-9_]*(?:\.[0-9]+)?)\s*([A-Za-z/]*)\s*$")
 
 
 def _split(text: str, what: str, example: str) -> tuple[float, str]:
+    match = _matched(text, what, example)
+    return float(match[1].replace("_", "")), match[2]
+
+
+def _matched(text: str, what: str, example: str) -> re.Match[str]:
     match = _NUMBER.match(text)
     if match is None:
         raise UsageError(f"{text!r} is not {what}: write for example {example}")
-    return float(match[1].replace("_", "")), match[2]
+    return match
 
 
 def parse_size(text: str) -> int:
@@ -44,15 +49,16 @@ def parse_size(text: str) -> int:
 
     A bare number and the ambiguous 'G' or 'k' are refused: the two readings of 512G differ by 7 %.
     """
-    value, unit = _split(text, "a size", "512GiB or 512GB")
+    match = _matched(text, "a size", "512GiB or 512GB")
+    number, unit = match[1].replace("_", ""), match[2]
     factor = _SIZES.get(unit.upper())
     if factor is None:
-        number = f"{value:g}"
         letter = unit[:1].upper() if unit[:1].upper() in "KMGTP" and unit else "G"
         raise UsageError(
             f"{text!r} does not say its unit: write {number}{letter}iB (1024-based) or {number}{letter}B (1000-based)"
         )
-    return round(value * factor)
+    whole, _, decimals = number.partition(".")  # not through a float, which cannot count past 9 PB by the byte
+    return int(whole) * factor + round(int(decimals or 0) * factor / 10 ** len(decimals))
 
 
 def parse_duration(text: str) -> float:

@@ -116,8 +116,8 @@ def _idle(made: Solved) -> Iterator[Finding]:
     busy = made.outcome.busy_s / 3600
     if busy < _IDLE and made.outcome.net_s > 0:
         text = (
-            f"prefill keeps a replica's GPUs busy {show_percent(busy)} of the time: what is saved shortens the wait for "
-            "a first token, and frees no GPU until there is more demand or fewer replicas"
+            f"prefill keeps a replica's GPUs busy {show_percent(busy)} of the time: what is saved shortens the wait "
+            "for a first token, and frees no GPU until there is more demand or fewer replicas"
         )
         yield Finding(severity="info", code="gpu-time-spare", text=text)
 

@@ -1,0 +1,98 @@
+"""`kvplan simulate`: one schedule, played with offload off and on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.commands.options import BlockTokens, Format, Gpu, Json, Output, Quiet, SloTtft, TenantBy, Tokenizer, opt
+from kvplan.commands.plan import pick, planned, policy_of
+from kvplan.commands.workload import read_requests
+from kvplan.units import parse_duration, parse_rate
+
+if TYPE_CHECKING:
+    pass
+
+
+def simulate(
+    documents: Annotated[
+        list[Path], typer.Argument(metavar="DOCUMENT…", help="A plan; or estimate, workload and probe, to plan from.")
+    ],
+    log: Annotated[list[Path], typer.Option("--log", metavar="LOG", help="The request log to play.")],
+    gpu: Gpu = None,
+    slo_ttft: SloTtft = None,
+    rate_scale: Annotated[float, typer.Option(metavar="FACTOR", help="Arrivals so many times as fast.")] = 1.0,
+    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Play the first N requests.")] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option("--arm", metavar="NAME:KEY=VALUE,…", help="One more arm, such as big:host=1TiB,policy=arc."),
+    ] = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option("--fault", metavar="TIME:WHAT", help="Something that happens, such as 10m:restart=90s."),
+    ] = None,
+    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step.")] = 8192,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in the engine at once.")] = 256,
+    memory_rate: Annotated[
+        str | None, typer.Option(metavar="RATE", help="The GPU's memory rate, where the catalogue lacks it.")
+    ] = None,
+    format: Format = None,
+    block_tokens: BlockTokens = None,
+    tokenizer: Tokenizer = None,
+    tenant_by: TenantBy = None,
+    skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0,
+    columns: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
+    ] = None,
+    approximate_tokens: Annotated[
+        float | None, typer.Option(metavar="BYTES", help="Without a tokenizer: bytes of text that count as a token.")
+    ] = None,
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """One schedule, played with offload off and on: who waits, what is hit, what the links carry.
+
+    With --slo-ttft the rate that each arm sustains is searched too.
+
+    Example: kvplan simulate plan.json --log trace.jsonl.gz --slo-ttft 10s
+    """
+    from kvplan import simulate as stage
+    from kvplan.console import answer, progress
+    from kvplan.files import load, wrap
+
+    inputs = [load(path) for path in documents]
+    given = pick(inputs, "plan", False)
+    made = given if given is not None else planned(inputs, gpu, policy_of())
+    arms, faults = [stage.arm_of(text) for text in arm or ()], [stage.fault_of(text) for text in fault or ()]
+    options = stage.Options(
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_seqs=max_num_seqs,
+        memory_bytes_per_s=opt("--memory-rate", memory_rate, parse_rate),
+    )
+    with progress(quiet) as listen:
+        requests = read_requests(
+            log,
+            listen=listen,
+            format=format,
+            block_tokens=block_tokens,
+            tokenizer=tokenizer,
+            tenant_by=tenant_by,
+            columns=columns or (),
+            bytes_per_token=approximate_tokens,
+            skip_bad=skip_bad,
+        )
+        data = stage.run(
+            made.data,
+            requests,
+            arms=arms,
+            faults=faults,
+            rate_scale=rate_scale,
+            limit=limit,
+            slo_ttft_s=opt("--slo-ttft", slo_ttft, parse_duration),
+            options=options,
+            progress=listen,
+        )
+    answer(wrap(data), as_json=as_json, output=output, quiet=quiet)

@@ -1,0 +1,142 @@
+"""`kvplan workload`: logs into their reuse."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvplan.commands.options import BlockTokens, Format, Json, Output, Quiet, TenantBy, Tokenizer, Ttl, lengths, opt
+from kvplan.errors import UsageError
+from kvplan.units import parse_duration, parse_tokens
+
+if TYPE_CHECKING:
+    from kvplan.documents import Requests
+    from kvplan.progress import Progress
+
+
+def read_requests(
+    logs: list[Path],
+    *,
+    listen: Progress,
+    format: str | None = None,
+    block_tokens: int | None = None,
+    tokenizer: Path | None = None,
+    tenant_by: str | None = None,
+    columns: Sequence[str] = (),
+    bytes_per_token: float | None = None,
+    skip_bad: int = 0,
+) -> Requests:
+    from kvplan.logs import read
+
+    return read(
+        logs,
+        format=format,
+        block_tokens=block_tokens,
+        tokenizer=tokenizer,
+        tenant_by=tenant_by,
+        columns=_columns(columns),
+        bytes_per_token=bytes_per_token,
+        processes=os.cpu_count() or 1,
+        skip_bad=skip_bad,
+        progress=listen,
+    )
+
+
+def _columns(pairs: Sequence[str]) -> dict[str, str]:
+    """What a table's columns hold, from texts such as `time_ms=when`."""
+    found = {}
+    for pair in (part for text in pairs for part in text.split(",")):
+        role, _, name = pair.partition("=")
+        if not role.strip() or not name.strip():
+            raise UsageError(f"--columns {pair}: write what a column holds and its name, such as time_ms=when")
+        found[role.strip()] = name.strip()
+    return found
+
+
+def _share(logs: list[Path], output: Path | None, compare: bool, quiet: bool, reading: dict[str, Any]) -> None:
+    """Write logs as one trace that may be shared."""
+    from kvplan.console import note, progress
+    from kvplan.logs import anonymize
+
+    if output is None or compare:
+        raise UsageError("--anonymize writes one trace: name it with -o, and leave --compare out")
+    with progress(quiet) as listen:
+        requests = read_requests(logs, listen=listen, **reading)
+        anonymize(requests, output, listen)
+    note(f"{output}: {len(requests.input_tokens):,} requests as lengths, times and numbered blocks", quiet)
+
+
+def workload(
+    logs: Annotated[list[Path], typer.Argument(metavar="LOG…", help="Request logs; - is standard input.")],
+    format: Format = None,
+    block_tokens: BlockTokens = None,
+    tokenizer: Tokenizer = None,
+    capacity_blocks: Annotated[list[int] | None, typer.Option(min=1, help="An exact capacity, in blocks.")] = None,
+    capacity_tokens: Annotated[list[str] | None, typer.Option(metavar="TOKENS", help="An exact capacity.")] = None,
+    tenant_by: TenantBy = None,
+    ttl: Ttl = None,
+    skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0,
+    measure_from: Annotated[float, typer.Option(metavar="SHARE", help="Where in the log warm figures begin.")] = 0.5,
+    policies: Annotated[str, typer.Option(metavar="NAME,…", help="fifo, lfu, arc, s3-fifo, optimal.")] = "",
+    replicas: Annotated[int | None, typer.Option(min=1, help="What if so many servers shared the requests.")] = None,
+    tiers: Annotated[str, typer.Option(metavar="TOKENS,…", help="What if tiers of these capacities, top first.")] = "",
+    isolate: Annotated[bool, typer.Option("--isolate", help="Keep tenants' blocks apart.")] = False,
+    join_blocks: Annotated[
+        int | None, typer.Option(min=1, metavar="TOKENS", help="What if blocks held so many tokens, a multiple.")
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Two logs: the second against the first.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="Local processes that find the reuse.")] = 1,
+    columns: Annotated[
+        list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
+    ] = None,
+    approximate_tokens: Annotated[
+        float | None, typer.Option(metavar="BYTES", help="Without a tokenizer: bytes of text that count as a token.")
+    ] = None,
+    anonymize: Annotated[
+        bool, typer.Option("--anonymize", help="Write -o as a trace to share, numbers only, instead of a document.")
+    ] = False,
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """What a request log really reuses, at every cache size.
+
+    Example: kvplan workload trace.jsonl.gz --capacity-blocks 10000
+    """
+    from kvplan.console import answer, progress
+    from kvplan.files import wrap
+    from kvplan.workload import profiled
+
+    reading: dict[str, Any] = {
+        "format": format,
+        "block_tokens": block_tokens,
+        "tokenizer": tokenizer,
+        "tenant_by": tenant_by,
+        "columns": columns or (),
+        "bytes_per_token": approximate_tokens,
+        "skip_bad": skip_bad,
+    }
+    if anonymize:
+        return _share(logs, output, compare, quiet, reading)
+    with progress(quiet) as listen:
+        data = profiled(
+            logs,
+            lambda some: read_requests(list(some), listen=listen, **reading),
+            compare=compare,
+            isolate=isolate,
+            join_blocks=join_blocks,
+            workers=workers,
+            tier_tokens=opt("--tiers", tiers, lengths) or (),
+            capacity_blocks=tuple(capacity_blocks or ()),
+            capacity_tokens=tuple(opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ()),
+            ttl_s=opt("--ttl", ttl, parse_duration),
+            measure_from=measure_from,
+            other_policies=tuple(name.strip() for name in policies.split(",") if name.strip()),
+            replicas=replicas,
+            progress=listen,
+        )
+    return answer(wrap(data), as_json=as_json, output=output, quiet=quiet)

@@ -1,0 +1,195 @@
+"""One schedule played with offload off and on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import msgspec
+
+from kvplan.documents.common import Bytes, Count, Evidence, Finding, Rate, Ratio, Seconds, Tokens
+from kvplan.documents.model import ModelRef
+from kvplan.documents.workload import LogSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """One way to run the same schedule: tier sizes of one replica and what rules them.
+
+    `store` says when a block is copied to the host: when it is complete or when the GPU drops it. `in_flight` says what
+    a request does about a prefix that another one is still computing or loading: compute it again, or wait. A host
+    block that nobody used for `ttl_s` is dropped, on every tier.
+    """
+
+    name: str
+    host_bytes: Bytes = 0
+    disk_bytes: Bytes = 0
+    policy: Literal["lru", "arc"] = "lru"
+    admission: Literal["all", "second-use"] = "all"
+    disk_admission: Literal["all", "second-use"] = "all"
+    store: Literal["write-through", "on-eviction"] = "write-through"
+    ttl_s: Seconds | None = None
+    share: Literal["all", "tenant", "none"] = "all"
+    in_flight: Literal["recompute", "wait"] = "recompute"
+    host_link_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that happens `at_s` seconds after the first arrival, to every replica, in every arm alike.
+
+    restart: the engine is away for `value` seconds and its GPU cache is gone; tiers in `survives` keep their blocks.
+    tier-lost: `tier` loses every block and takes no more. link: the link of `tier` runs at `value` times its rate from
+    then on. load-failure: the share `value` of loads fails from then on. client-gone: request `request` is given up.
+    """
+
+    at_s: Seconds
+    kind: Literal["restart", "tier-lost", "link", "load-failure", "client-gone"]
+    tier: Literal["host", "disk"] = "host"
+    value: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    survives: tuple[Literal["host", "disk"], ...] = ()
+    request: Count | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkModel:
+    """A link that carries one transfer after the other in each direction: `latency_s` each, then its bytes."""
+
+    load_bytes_per_s: Rate
+    store_bytes_per_s: Rate
+    latency_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModel:
+    """One replica as the simulation sees it. Tiers and links move `tier_bytes_per_token`, of all ranks together.
+
+    A step takes t0 + max(a * tokens + b * sum of chunk * (2 * context + chunk), `weights_s`) + cached tokens read by
+    decoding * `kv_s_per_token` seconds, with t0, a and b of recomputing.
+    """
+
+    kv_tokens: Tokens
+    block_tokens: Tokens
+    tier_bytes_per_token: Bytes
+    t0_s: Seconds
+    a_s_per_token: Seconds
+    b_s_per_token_sq: Seconds
+    weights_s: Seconds
+    kv_s_per_token: Seconds
+    max_num_batched_tokens: Count = 8192
+    max_num_seqs: Count = 256
+    replicas: Count = 1
+    routing: Literal["affinity", "session", "round-robin"] = "affinity"
+    host_link: LinkModel | None = None
+    disk_link: LinkModel | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and nearest-rank percentiles of a time."""
+
+    mean: Seconds
+    p50: Seconds
+    p90: Seconds
+    p99: Seconds
+    max: Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierUse:
+    """What one tier did, all replicas together; removals by reason. The GPU neither loads nor stores by itself.
+
+    `blocks` are in the tier at the end: `inserted_blocks` less all removals.
+    """
+
+    tier: Literal["gpu", "host", "disk"]
+    capacity_blocks: Count
+    hit_tokens: Tokens
+    blocks: Count
+    inserted_blocks: Count
+    removed_blocks: Mapping[str, int]
+    refused_blocks: Mapping[str, int]
+    loaded_bytes: Bytes = 0
+    stored_bytes: Bytes = 0
+    load_busy_ratio: Ratio = 0.0
+    store_busy_ratio: Ratio = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """Requests that arrived from `from_s` on, a tenth of the schedule: how a cold start warms and a fault shows."""
+
+    from_s: Seconds
+    requests: Count
+    hit_ratio: Ratio
+    ttft_p90_s: Seconds | None
+    host_bytes: Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SustainableRate:
+    """The highest rate found at which `share` of requests have their first token within `slo_ttft_s`.
+
+    Between `requests_per_s` and `fails_at`, the lowest rate that failed. `requests_per_s` None: no rate tried held;
+    `fails_at` None: every rate tried held, and the true one is higher.
+    """
+
+    slo_ttft_s: Seconds
+    share: Ratio
+    requests: Count
+    points: Count
+    requests_per_s: float | None
+    fails_at: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmResult:
+    """What became of the schedule in one arm. `completed` + `cancelled` (by reason) are all that were submitted.
+
+    `hit_ratio` is hit tokens at first admission over the input tokens of all requests admitted, in every arm alike.
+    """
+
+    arm: Arm
+    submitted: Count
+    completed: Count
+    cancelled: Mapping[str, int]
+    input_tokens: Tokens
+    hit_ratio: Ratio
+    ttft: Spread | None
+    queue_wait: Spread | None
+    load_wait: Spread | None
+    mean_in_system: float
+    makespan_s: Seconds
+    gpu_busy_ratio: Ratio
+    prefill_tokens: Tokens
+    steps: Count
+    preemptions: Count
+    failed_loads: Count
+    tiers: tuple[TierUse, ...]
+    slices: tuple[Slice, ...]
+    sustainable: SustainableRate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """One schedule, played in several arms by the same model.
+
+    True times are expected between `time_low_ratio` and `time_high_ratio` times those stated; differences between arms
+    share most of that error. `rate_scale` is how much faster than logged the requests arrive.
+    """
+
+    sources: tuple[LogSource, ...]
+    model: ModelRef
+    engine: EngineModel
+    requests: Count
+    rate_scale: float
+    requests_per_s: float
+    arms: tuple[ArmResult, ...]
+    faults: tuple[Fault, ...]
+    time_low_ratio: float
+    time_high_ratio: float
+    band: str
+    not_modelled: tuple[str, ...]
+    evidence: tuple[Evidence, ...]
+    findings: tuple[Finding, ...] = ()
