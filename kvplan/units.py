@@ -58,7 +58,7 @@ def parse_size(text: str) -> int:
             f"{text!r} does not say its unit: write {number}{letter}iB (1024-based) or {number}{letter}B (1000-based)"
         )
     whole, _, decimals = number.partition(".")  # not through a float, which cannot count past 9 PB by the byte
-    return int(whole) * factor + round(int(decimals or 0) * factor / 10 ** len(decimals))
+    return int(whole) * factor + round(float(f"0.{decimals or 0}") * factor)
 
 
 def parse_duration(text: str) -> float:
