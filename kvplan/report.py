@@ -6,36 +6,38 @@ Charts cost a renderer's start, so only Markdown and HTML load one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from kvplan.documents import Document
 from kvplan.errors import KvplanError
 from kvplan.page import Page
-from kvplan.pages import estimate, estimate_more, model, plan, probe, residency, review, simulation, workload
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_PAGES: dict[str, Callable[[Document[Any]], Page]] = {
-    "kvplan.model": model.page,
-    "kvplan.estimate": estimate.page,
-    "kvplan.estimates": estimate_more.side_by_side,
-    "kvplan.fit": estimate_more.fit_page,
-    "kvplan.workload": workload.page,
-    "kvplan.probe": probe.page,
-    "kvplan.plan": plan.page,
-    "kvplan.simulation": simulation.page,
-    "kvplan.residency": residency.page,
+# Module and function of each kind's page: a command shows one kind and need not load the others.
+_PAGES: dict[str, tuple[str, str]] = {
+    "kvplan.model": ("model", "page"),
+    "kvplan.estimate": ("estimate", "page"),
+    "kvplan.estimates": ("estimate_more", "side_by_side"),
+    "kvplan.fit": ("estimate_more", "fit_page"),
+    "kvplan.workload": ("workload", "page"),
+    "kvplan.probe": ("probe", "page"),
+    "kvplan.plan": ("plan", "page"),
+    "kvplan.simulation": ("simulation", "page"),
+    "kvplan.residency": ("residency", "page"),
 }
 
 
 def sections(document: Document[Any]) -> Page:
     """The page of a document. Raises KvplanError for a kind that has none."""
-    make = _PAGES.get(document.kind)
-    if make is None:
+    if document.kind not in _PAGES:
         raise KvplanError(f"no report for a document of kind {document.kind!r} (known: {', '.join(_PAGES)})")
-    return make(document)
+    module, function = _PAGES[document.kind]
+    page: Page = getattr(import_module(f"kvplan.pages.{module}"), function)(document)
+    return page
 
 
 def page_of(documents: Sequence[Document[Any]]) -> Page:
@@ -45,6 +47,8 @@ def page_of(documents: Sequence[Document[Any]]) -> Page:
     other = next((document.kind for document in documents if document.kind != "kvplan.plan"), None)
     if other is not None:
         raise KvplanError(f"a review of {len(documents)} documents is made of plans, and one of them is a {other}")
+    from kvplan.pages import review
+
     return review.page(documents)
 
 
