@@ -21,8 +21,10 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import asdict
 
 from kvplan.errors import KvplanError
 from kvplan.probing import disk_io, scratch

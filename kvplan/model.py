@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec.structs import replace
 
 from kvplan.catalog import models as catalogued
 from kvplan.documents import CatalogueModel, Finding, Model, ModelConfig, ModelRef, Weights

@@ -9,8 +9,9 @@ Pure Python on documents: no array library is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from kvplan.documents import (
     Alternative,

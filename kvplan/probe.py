@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kvplan import probe_disk, probe_gpu, probe_host, probe_prefill
 from kvplan.documents import Finding, Host, Probe, ProbeOptions

@@ -10,9 +10,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from msgspec.structs import replace
 
 from kvplan.documents import Disk, Finding, KvBlock, Link
 from kvplan.errors import KvplanError

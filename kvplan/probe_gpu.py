@@ -6,14 +6,16 @@ page-locked ones. See docs/probing.md for the method.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvplan.documents import Contention, Finding, GpuDevice, Host, Link, Pinning, Pipeline
 from kvplan.errors import KvplanError
@@ -344,7 +346,7 @@ class _Run:
         with _near(cpus), pin(self.gpu, self.arena.report.gpu, 2 * self.size, chunk=self.size) as arena:
             pair = arena.pair(self.size)
             for way, buffer in zip(_BOTH, pair or (), strict=False):
-                lane = replace(self.lanes[True, way], host=buffer)
+                lane = dataclasses.replace(self.lanes[True, way], host=buffer)
                 cell = Cell(direction=way, granule=len(buffer))
                 seen = Copies(self.gpu, lane, cell.granule, None, self.base, self.random).measure(seconds / 2)
                 self.gpu.wait(lane.stream)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+
+from msgspec.structs import replace
 
 from kvplan.documents import Evidence, Machine, Plan, PolicyRun, Residency, ResidencyPolicy, ResidentModel
 from kvplan.errors import KvplanError, LimitError

@@ -6,9 +6,11 @@ not, and how far absolute times can be trusted.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kvplan.documents import (
     Arm,
@@ -130,7 +132,7 @@ def sustainable(
         nonlocal tried
         progress(f"arm {arm.name}: sustainable rate, {rate:.3g}/s", tried / points)
         tried += 1
-        schedule = replace(base, times=[when * logged / rate for when in base.times])
+        schedule = dataclasses.replace(base, times=[when * logged / rate for when in base.times])
         world = World(schedule, engine, arm)
         world.play()
         times = sorted(ttfts(world.requests))

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kvplan.documents import Finding, LogFit, LogPoint, Model
 from kvplan.errors import KvplanError, UsageError

@@ -6,11 +6,11 @@ Everything is in tokens and blocks, free of any model; docs/workload.md defines 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvplan import reuse

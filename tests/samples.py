@@ -2,7 +2,7 @@
 
 The workload is not typed in but replayed: a seeded log of growing conversations through a plain prefix LRU, so
 that its curve obeys every rule a real one does. Everything is cached: treat the documents as read-only
-(they are frozen) and vary them with dataclasses.replace.
+(they are frozen) and vary them with records.replace.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import chromium
 import pytest
 import samples
+from records import replace
 
 from kvplan import report
 from kvplan.page import Figure, Page

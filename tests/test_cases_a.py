@@ -402,7 +402,7 @@ def test_a35_slots_and_context_mean_opposite_things() -> None:
 
 
 def test_a36_a_fraction_means_what_that_engine_means() -> None:
-    from dataclasses import replace
+    from records import replace
 
     weights = Weights(bytes=16 * GiB, bytes_per_gpu=16 * GiB, params=8, provenance="measured", source="")
     model = replace(catalogued("llama-3.1-8b"), weights=weights)

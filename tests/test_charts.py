@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +15,7 @@ import altair as alt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan import charts
 from kvplan.page import Axis, Bins, Chart, Marks, Part, Plot, Rule, Series, Stack, Swing, Tornado, Unit

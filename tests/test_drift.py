@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from records import replace
 from test_reuse import make
 
 from kvplan import reuse

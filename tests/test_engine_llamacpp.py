@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import gguf_files
 import pytest
+from records import replace
 from typer.testing import CliRunner
 
 from kvplan.cli import app

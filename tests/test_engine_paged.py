@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from records import replace
 
 from kvplan.documents import Estimate, EstimateOptions, Model, Parallel, Weights
 from kvplan.errors import KvplanError

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan.catalog import gpu
 from kvplan.catalog import models as catalogued

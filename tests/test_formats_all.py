@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import random
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan.documents import Requests
 from kvplan.errors import KvplanError
@@ -58,7 +58,7 @@ def test_every_format_has_a_log_made_by_hand(tmp_path: Path) -> None:
 
 def comparable(requests: Requests) -> dict[str, Any]:
     """The profile of a log without what names it or tells how it was read."""
-    data = msgspec.to_builtins(profile(dataclasses.replace(requests, sources=(), findings=())))
+    data = msgspec.to_builtins(profile(replace(requests, sources=(), findings=())))
     return dict(data)
 
 
@@ -78,7 +78,7 @@ def test_an_anonymized_trace_profiles_the_same(name: str, tmp_path: Path) -> Non
     if not original.hashed:
         return
     start = 0.0 if np.isnan(original.time_s).any() else np.rint((original.time_s - original.time_s[0]) * 1000) / 1000
-    whole = dataclasses.replace(original, time_s=original.time_s * 0 + start, tenants=again.tenants)
+    whole = replace(original, time_s=original.time_s * 0 + start, tenants=again.tenants)
     assert comparable(again) == comparable(whole)
 
 

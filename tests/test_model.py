@@ -6,7 +6,6 @@ import copy
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mutated_configs import NESTED, WORDS, mutate, originals, outcome, places
+from records import replace
 
 from kvplan.catalog import models as catalogued
 from kvplan.documents import Layer, LayerCache, Model, ModelRef

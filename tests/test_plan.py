@@ -6,12 +6,12 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan.catalog import gpu
 from kvplan.documents import (

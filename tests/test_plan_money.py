@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 from test_plan import Plan, Policy, planned
 from test_plan_oracle import A, tiny_estimate, tiny_gpu, tiny_log, tiny_workload
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan.catalog import gpu
 from kvplan.documents import (
@@ -204,7 +204,7 @@ def drive(read_s: float, write_s: float, blocks: int) -> Document[Probe]:
     st.integers(1, 20),
     st.integers(0, 30),
     st.floats(0.02, 0.4),
-    st.floats(1.0, 3.0),
+    st.floats(1.0, 2.5),  # never slower than recomputing: then the gain is exact, not a lower bound
     st.floats(0.1, 2.0),
     st.integers(1, 50),
     st.sampled_from([0.0, 1e-9]),

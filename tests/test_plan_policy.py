@@ -6,13 +6,13 @@ import itertools
 import random
 import re
 from collections import Counter, OrderedDict
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 from test_plan import GiB, Plan, Policy, estimate_with, limit_of, planned, workload_with
 from test_plan_oracle import tiny_log
 

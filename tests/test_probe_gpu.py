@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,6 +21,7 @@ import pytest
 from fake_gpu import FakeGpu, TimedGpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions

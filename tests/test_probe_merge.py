@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import samples
+from records import replace
 from typer.testing import CliRunner
 
 from kvplan.cli import app

@@ -13,17 +13,19 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import samples
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from msgspec.structs import fields
+from records import replace
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -269,7 +271,7 @@ def poison(value: Any) -> Any:
         return tuple(poison(one) for one in value)
     if isinstance(value, dict):
         return {HOSTILE + key: poison(one) for key, one in value.items()}
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, msgspec.Struct):
         closed = (
             "view",
             "routing",

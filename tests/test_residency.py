@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan import cli
 from kvplan.documents import Machine, PolicyRun, Residency, ResidencyPolicy, ResidentModel

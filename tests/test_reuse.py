@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan import kernels, reuse
 from kvplan.documents import Requests

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 from typer.testing import CliRunner
 
 from kvplan import files, logs, report, reuse, simulate

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 from test_simulate import BLOCK, ENGINE, OFF, TOKEN, books_balance, conversations, host, log_of, tokens_hit
 
 from kvplan import simulate

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 from test_reuse import B, logs, lru, make, paths_of, tokens_of
 
 from kvplan import reuse

@@ -175,7 +175,7 @@ def _reviewed(
 
 def _beside(document: Document[Plan], what_if: list[str] | None, earlier: Path | None) -> Document[Plan]:
     """A finished plan with what-ifs or an earlier plan beside it, where they are asked for."""
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from kvplan import plan
     from kvplan.files import load

@@ -1,6 +1,6 @@
 """Everything that crosses a stage border.
 
-Each stage takes and returns frozen dataclasses from this package and nothing else; a document is one of
+Each stage takes and returns frozen structs from this package and nothing else; a document is one of
 them in an envelope, saved as one JSON file. Names carry the unit (`_bytes`, `_tokens`, `_s`,
 `_bytes_per_s`, `_ratio`), numbers are in base units, integers stay integers, and `None` means unknown,
 never zero. Fields are only ever added; a change of meaning raises the schema number (see files.py, which reads

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Generic, Literal, TypeVar
 
 import msgspec
@@ -23,8 +22,7 @@ Recurrence = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Something a reader should know: `code` is stable and for scripts, `text` is for people."""
 
     severity: Severity
@@ -32,8 +30,7 @@ class Finding:
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One input to a conclusion: what it is, its value as printed, and where it came from."""
 
     what: str
@@ -43,8 +40,7 @@ class Evidence:
     date: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpec:
+class GpuSpec(msgspec.Struct, frozen=True, kw_only=True):
     """A GPU of the catalogue: published facts with their source and date.
 
     `prefill_efficiency` is the (low, middle, high) share of `flops` that real servers reach in prefill.
@@ -65,8 +61,7 @@ class GpuSpec:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document(Generic[T]):
+class Document(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One stage's result in its envelope: `schema` is the version of the kind, `kvplan` the tool's version."""
 
     kind: str

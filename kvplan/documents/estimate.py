@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
@@ -12,8 +11,7 @@ from kvplan.documents.common import Bytes, Count, Finding, GpuSpec, LayerKind, P
 from kvplan.documents.model import Compute, ModelRef, Weights
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parallel:
+class Parallel(msgspec.Struct, frozen=True, kw_only=True):
     """How one replica is spread: tensor, pipeline, data and decode-context parallel sizes.
 
     With `expert_parallel` the experts are dealt over the ranks of all `dp` data-parallel engines together.
@@ -31,8 +29,7 @@ class Parallel:
         return self.tp * self.pp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaCppOptions:
+class LlamaCppOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What llama.cpp allocates its context by; None leaves its own default.
 
     `ctx_size` counts the tokens of all `slots` together. `unified` shares one stream of cells among them.
@@ -48,8 +45,7 @@ class LlamaCppOptions:
     flash_attention: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateOptions:
+class EstimateOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the user asks of an estimate; None leaves the engine's own default.
 
     `kv_memory_bytes` is what is left for the cache on each rank; else it follows from the GPU. `utilization` is the
@@ -59,7 +55,7 @@ class EstimateOptions:
 
     engine: str = "none"
     kv_dtype: str = "auto"
-    parallel: Parallel = field(default_factory=Parallel)
+    parallel: Parallel = msgspec.field(default_factory=Parallel)
     block_tokens: Tokens | None = None
     max_model_len: Tokens | None = None
     at: tuple[Tokens, ...] = ()
@@ -75,11 +71,10 @@ class EstimateOptions:
     prefix_caching: bool = True
     encoder_tokens: Tokens | None = None
     kv_skip_layers: Count | None = None
-    llama_cpp: LlamaCppOptions = field(default_factory=LlamaCppOptions)
+    llama_cpp: LlamaCppOptions = msgspec.field(default_factory=LlamaCppOptions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheGroup:
+class CacheGroup(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of layer in bytes, whole model, one copy.
 
     `bytes_per_token` is the growth per cached token while the sequence is shorter than `window_tokens`
@@ -96,8 +91,7 @@ class CacheGroup:
     keys: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BytesAt:
+class BytesAt(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of `sequences` sequences of `tokens` tokens: in steady use, as admitted, with the hybrid manager off."""
 
     tokens: Tokens
@@ -107,8 +101,7 @@ class BytesAt:
     hybrid_off_bytes: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Growth:
+class Growth(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of the curve of bytes against length: a sequence of `from_tokens` tokens holds `bytes_at_start`.
 
     From there each token adds `bytes_per_token`, up to `to_tokens`, where a window is full (None: for ever).
@@ -120,8 +113,7 @@ class Growth:
     bytes_at_start: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvCost:
+class KvCost(msgspec.Struct, frozen=True, kw_only=True):
     """What caching costs. See docs/bytes.md for each definition."""
 
     bytes_per_token: Bytes
@@ -133,16 +125,14 @@ class KvCost:
     growth: tuple[Growth, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Concurrency:
+class Concurrency(msgspec.Struct, frozen=True, kw_only=True):
     """Sequences of `context_tokens` that the KV memory holds at once."""
 
     context_tokens: Tokens
     sequences: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemory:
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU's memory: usable = weights + overhead + kv; total - usable is left alone.
 
     Where the user stated only what is left for the cache, the rest is None.
@@ -160,8 +150,7 @@ class GpuMemory:
     max_concurrency: tuple[Concurrency, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageKind:
+class PageKind(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of one rank whose pages are alike: `page_bytes` for a block of `block_tokens` tokens of one layer."""
 
     kind: LayerKind
@@ -174,8 +163,7 @@ class PageKind:
 EngineValue: TypeAlias = int | float | str | tuple[PageKind, ...] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixClass:
+class MixClass(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of one length of a workload: `share` of them are no longer than `tokens`, input and output together.
 
     `bytes` is what one such request holds, all ranks together; `sequences` how many the KV memory admits at once.
@@ -187,8 +175,7 @@ class MixClass:
     sequences: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixLoad:
+class MixLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What was in the engine at once, `share` of the time no more: requests, their tokens, and the bytes these hold."""
 
     share: Ratio
@@ -198,8 +185,7 @@ class MixLoad:
     fits: bool | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LengthMix:
+class LengthMix(msgspec.Struct, frozen=True, kw_only=True):
     """What the requests of a workload need, length by length; `mean_bytes_at_most` bounds the mean over all of them."""
 
     requests: Count
@@ -208,8 +194,7 @@ class LengthMix:
     loads: tuple[MixLoad, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaTokens:
+class MediaTokens(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that one image, or one second of audio, adds to a request; None where the configs do not say."""
 
     kind: Literal["image", "audio"]
@@ -219,8 +204,7 @@ class MediaTokens:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogPoint:
+class LogPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One start of an engine as its log says: `pool_bytes` of one rank hold `tokens` in requests of `context_tokens`.
 
     `stated_tokens` is the log's own token figure where its concurrency says another; `expected_tokens` what this
@@ -235,8 +219,7 @@ class LogPoint:
     expected_tokens: Tokens | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogFit:
+class LogFit(msgspec.Struct, frozen=True, kw_only=True):
     """What start-up lines say a request costs on one rank: a fixed part, and a slope a token."""
 
     engine: str
@@ -247,8 +230,7 @@ class LogFit:
     findings: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What one token and one sequence cost in bytes, in the engine that will hold them.
 
     `engine_view` holds that engine's own figures under its own names, `engine_version` the version whose rules apply.
@@ -267,13 +249,12 @@ class Estimate:
     mix: LengthMix | None = None
     media: tuple[MediaTokens, ...] = ()
     log: LogFit | None = None
-    engine_view: Mapping[str, EngineValue] = field(default_factory=dict)
+    engine_view: Mapping[str, EngineValue] = msgspec.field(default_factory=dict)
     engine_version: str = ""
     findings: tuple[Finding, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimates:
+class Estimates(msgspec.Struct, frozen=True, kw_only=True):
     """Several models side by side, under the same options."""
 
     estimates: Annotated[tuple[Estimate, ...], msgspec.Meta(min_length=1)]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from kvplan.documents.common import Bytes, Count, Finding, LayerKind, Provenance, Recurrence, Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelRef:
+class ModelRef(msgspec.Struct, frozen=True, kw_only=True):
     """Which model: `id` as the user named it, `source` how it was found, `config_sha256` of the bytes read."""
 
     id: str
@@ -21,8 +21,7 @@ class ModelRef:
     date: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateTensor:
+class StateTensor(msgspec.Struct, frozen=True, kw_only=True):
     """One tensor of fixed size that a layer keeps per sequence, whatever the length.
 
     `role` is "conv" (the last kernel - 1 input columns of a causal convolution, shape (channels, columns)), "state"
@@ -39,8 +38,7 @@ class StateTensor:
     split: tuple[tuple[Count, Count], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerCache:
+class LayerCache(msgspec.Struct, frozen=True, kw_only=True):
     """One cache of one layer, per sequence: a part that grows with tokens, a fixed part, or both.
 
     Growing part, in elements of the KV dtype per entry: `heads * (k_dim + v_dim)` for attention (`heads` KV heads of
@@ -75,8 +73,7 @@ class LayerCache:
     keys: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class Layer(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of decoder layer: the caches it keeps of its own.
 
     None where it only maps (an MLP or expert block) or reads another layer's cache; `note` says which.
@@ -86,8 +83,7 @@ class Layer:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
+class Compute(msgspec.Struct, frozen=True, kw_only=True):
     """What prefill costs: `linear_flops_per_token` and `attention_flops_per_token_sq`.
 
     Prefilling n tokens from nothing takes linear * n + attention * n² floating point operations
@@ -100,8 +96,7 @@ class Compute:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
+class Weights(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of the checkpoint as stored, `bytes_per_gpu` on the fullest rank; `params` None where unknown.
 
     `experts_bytes` are those of routed experts, `embedding_bytes` and `head_bytes` those of the first and the last
@@ -118,8 +113,7 @@ class Weights:
     head_bytes: Bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
+class Model(msgspec.Struct, frozen=True, kw_only=True):
     """A model as the cache sees it: `layers` are its distinct kinds of layer, `order` says which kind each layer is.
 
     `order[i]` indexes `layers` for the i-th layer in order of execution, which grouping, pipeline stages and sharing
@@ -149,8 +143,7 @@ class Model:
         return tuple((layer, times) for i, layer in enumerate(self.layers) if (times := self.order.count(i)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CatalogueModel:
+class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the built-in catalogue of models: where its facts are published, and when they were read."""
 
     name: str

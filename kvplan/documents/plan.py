@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -28,8 +27,7 @@ from kvplan.documents.workload import Workload
 PriceView = Literal["owned", "bought", "rented"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
+class Prices(msgspec.Struct, frozen=True, kw_only=True):
     """Prices that the user confirmed, in US dollars; GB are 10^9 bytes. None: not given, and nothing is said with it.
 
     Bought memory and drives are worn over their life; `disk_writes_per_day` is how often a drive may be written whole
@@ -48,16 +46,14 @@ class Prices:
     disk_writes_per_day: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserve:
+class Reserve(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory of one replica that something else takes, as the operator states it, in place of an assumption."""
 
     name: str
     bytes: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator allows and wants; every default is stated in the plan's evidence.
 
     `engine` rules where the estimate is engine-free, `offload` names the layer in it that keeps the tiers.
@@ -102,8 +98,7 @@ class Policy:
     price_view: PriceView = "owned"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetItem:
+class BudgetItem(msgspec.Struct, frozen=True, kw_only=True):
     """One line of a budget."""
 
     name: str
@@ -112,8 +107,7 @@ class BudgetItem:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one tier for reusable KV cache: what to set, what it holds, and the hit ratio up to and with it.
 
     `requested_bytes` is what the flag says, `usable_bytes` what the engine can fill, `bytes` what adds reuse beyond
@@ -130,8 +124,7 @@ class Budget:
     items: tuple[BudgetItem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budgets:
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The three budgets: reusable blocks on the GPUs of one replica, in host memory, on disk."""
 
     gpu: Budget
@@ -139,8 +132,7 @@ class Budgets:
     disk: Budget
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alternative:
+class Alternative(msgspec.Struct, frozen=True, kw_only=True):
     """One option with its arithmetic: GPU seconds an hour that recomputing would cost more than with no tier at all.
 
     `hold_s_per_hour` is what the memory costs, as GPU time that the same money buys, under the policy's price view.
@@ -161,8 +153,7 @@ class Alternative:
     hold_s_per_hour: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BreakEven:
+class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     """Recomputing against loading a prefix of `prefix_tokens`; `verdict` allows 20 % for a tie."""
 
     tier: Literal["host", "disk"]
@@ -174,8 +165,7 @@ class BreakEven:
     verdict: Literal["load", "recompute", "measure"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierPoint:
+class TierPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One point of the benefit curve: a tier of `bytes` beside the GPU cache."""
 
     tier: Literal["host", "disk"]
@@ -185,8 +175,7 @@ class TierPoint:
     net_s_per_hour: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Benefit:
+class Benefit(msgspec.Struct, frozen=True, kw_only=True):
     """What the recommendation gains over nothing. Rates are requests per second one replica can sustain.
 
     `gpu_hours_per_month` are freed on all replicas together (730 hours a month), `usd_per_hour` is what the GPU time
@@ -203,8 +192,7 @@ class Benefit:
     gpu_hours_per_month: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limit:
+class Limit(msgspec.Struct, frozen=True, kw_only=True):
     """A bound of the machine or the policy, and what the plan needs of it."""
 
     name: str
@@ -216,8 +204,7 @@ class Limit:
     provenance: Provenance
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sensitivity:
+class Sensitivity(msgspec.Struct, frozen=True, kw_only=True):
     """How the recommendation moves when one input does."""
 
     what: str
@@ -227,8 +214,7 @@ class Sensitivity:
     net_s_per_hour: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyCost:
+class PolicyCost(msgspec.Struct, frozen=True, kw_only=True):
     """What one restriction of the policy gives up, as the difference to the same plan without it, for one replica."""
 
     policy: str
@@ -238,8 +224,7 @@ class PolicyCost:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """One view of the money, for one replica an hour; prefill alone, decoding is not counted.
 
     `gpu` is the GPU time that the recommendation frees, `hold` what its memory and space cost, `wear` what its writes
@@ -257,8 +242,7 @@ class Cost:
     best_disk_bytes: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepFor:
+class KeepFor(msgspec.Struct, frozen=True, kw_only=True):
     """Break-even reuse interval: a prefix that is reused sooner than `interval_s` is cheaper kept than recomputed.
 
     None: it may be kept for ever, since keeping costs nothing; 0: never, since loading costs more than recomputing.
@@ -273,8 +257,7 @@ class KeepFor:
     write_ratio: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmUp:
+class WarmUp(msgspec.Struct, frozen=True, kw_only=True):
     """A restart of the engine: whether a tier survives it, how long it takes to fill again, what that costs at most."""
 
     tier: Literal["gpu", "host", "disk"]
@@ -284,8 +267,7 @@ class WarmUp:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeBytes:
+class NodeBytes(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory that the plan takes on one NUMA node, all replicas of the host together."""
 
     node: Count
@@ -294,8 +276,7 @@ class NodeBytes:
     gpus: tuple[Count, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(msgspec.Struct, frozen=True, kw_only=True):
     """The plan made again with some inputs changed; `limits` names those that do not hold then."""
 
     change: str
@@ -310,8 +291,7 @@ class WhatIf:
     limits: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class Changed(msgspec.Struct, frozen=True, kw_only=True):
     """One input or figure that differs from an earlier plan, as printed."""
 
     what: str
@@ -319,8 +299,7 @@ class Changed:
     after: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
+class Against(msgspec.Struct, frozen=True, kw_only=True):
     """An earlier plan beside this one.
 
     `results` are the figures that moved, `inputs` every input that differs, and `causes` the earlier plan made again
@@ -334,8 +313,7 @@ class Against:
     causes: tuple[WhatIf, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Confidence:
+class Confidence(msgspec.Struct, frozen=True, kw_only=True):
     """A: links measured, a week of logs, live A/B. B: links measured and logs. C: any default or assumed input."""
 
     grade: Literal["A", "B", "C"]
@@ -343,8 +321,7 @@ class Confidence:
     raise_by: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInputs:
+class PlanInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The whole documents a plan was made from, so that one file is enough to render and to check it."""
 
     estimate: Document[Estimate]
@@ -354,8 +331,7 @@ class PlanInputs:
     prices: Prices | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """GPU, host and disk budgets, with the arithmetic that led there."""
 
     decision: str

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from kvplan.documents.common import Bytes, Count, Finding, Provenance, Rate, Seconds, Tokens
 from kvplan.documents.model import Model
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KvBlock:
+class KvBlock(msgspec.Struct, frozen=True, kw_only=True):
     """How a model's cache comes in pieces on a disk: a block of `block_bytes` from `pieces` tensors, one a layer.
 
     `chunk_bytes` are the 256 tokens that some tiers keep in a file. `source` says what they are of.
@@ -23,16 +23,14 @@ class KvBlock:
     source: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A model with its config's own JSON as published, from which it can be built."""
 
     model: Model
     raw: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeOptions:
+class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure and what it may cost. `only` picks the parts (probe.PARTS); empty means all that is there.
 
     `disks` are folders, one a drive. `granule_bytes` adds sizes to the sweep, such as the bytes of one KV block.
@@ -58,8 +56,7 @@ class ProbeOptions:
     seed: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NumaNode:
+class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
     """One memory node of the host."""
 
     node: Count
@@ -68,8 +65,7 @@ class NumaNode:
     cpus: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CgroupLevel:
+class CgroupLevel(msgspec.Struct, frozen=True, kw_only=True):
     """Memory limit of one cgroup on the path from the process to the root; None means no limit at this level."""
 
     path: str
@@ -78,8 +74,7 @@ class CgroupLevel:
     reclaimable_bytes: Bytes | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuDevice:
+class GpuDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU as its driver describes it; None is unknown, never a guess."""
 
     index: Count
@@ -96,8 +91,7 @@ class GpuDevice:
     compute_capability: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class Host(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine is and what it allows. `usable_memory_bytes` honours every cgroup level and clean page cache.
 
     `cores` are those this process may run on. `memlock_bytes` is the soft limit of mlock, None where there is none; it
@@ -122,8 +116,7 @@ class Host:
     gpu_status: str = "no GPU"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """One measured cell of one link: `granule_bytes` a piece, `depth` pieces in flight.
 
     `source` and `target` are "host", "gpu<index>" or "disk:<folder>". Rates are percentiles over the cell's windows of
@@ -155,8 +148,7 @@ class Link:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockDevice:
+class BlockDevice(msgspec.Struct, frozen=True, kw_only=True):
     """One physical or virtual drive under a folder, as sysfs describes it; None is unknown.
 
     `link` is the PCI Express link as it runs, `max_link` the fastest it could, `bridges` the ports above it, the root
@@ -184,8 +176,7 @@ class BlockDevice:
     rated_endurance_bytes: Bytes | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """One folder's drive: what it is, how much is free, and whether I/O to it was proven to bypass the page cache.
 
     `device` is what the folder is mounted from, `members` the drives below it (several under RAID or LVM).
@@ -207,8 +198,7 @@ class Disk:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pinning:
+class Pinning(msgspec.Struct, frozen=True, kw_only=True):
     """What page-locking host memory for one GPU gave: all of `requested_bytes`, or `pinned_bytes` and why no more.
 
     `largest_bytes` is the largest single registration that worked. `touch_s` is what first touch of `requested_bytes`
@@ -224,8 +214,7 @@ class Pinning:
     stopped: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contention:
+class Contention(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of `granule_bytes` pieces beside a decode-like load on one GPU: what each takes from the other.
 
     `steps` steps ran while copies did. `load` says what a step was. Flags as for links.
@@ -246,8 +235,7 @@ class Contention:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks between one GPU and one drive through `slots` page-locked buffers: "store" to the drive, "load" from it.
 
     Rates of each stage alone, of one block after another (`serial`), and of both stages at once (`overlapped`), whose
@@ -268,8 +256,7 @@ class Pipeline:
     flags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillPoint:
+class PrefillPoint(msgspec.Struct, frozen=True, kw_only=True):
     """One measured prefill: `tokens` new tokens behind `prefix_tokens` cached ones took `seconds`."""
 
     tokens: Tokens
@@ -277,8 +264,7 @@ class PrefillPoint:
     seconds: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefill:
+class Prefill(msgspec.Struct, frozen=True, kw_only=True):
     """Recompute cost of tokens [p, n): t0 + a * (n - p) + b * (n² - p²) seconds of one replica's GPUs.
 
     `low_ratio` and `high_ratio` bound the true time as multiples of this; `worst_relative_error` is that of the fit
@@ -305,8 +291,7 @@ class Prefill:
         return self.t0_s + self.a_s_per_token * new + self.b_s_per_token_sq * square
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one host."""
 
     host: Host

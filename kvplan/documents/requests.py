@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
 
 from kvplan.documents.common import Finding
 from kvplan.documents.workload import LogSource
@@ -16,8 +17,7 @@ if TYPE_CHECKING:  # NumPy costs a tenth of a second that the readers of finishe
     FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Requests:
+class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request log as one table, ordered by arrival; never saved, so it holds NumPy arrays.
 
     Request r has blocks `blocks[offsets[r]:offsets[r + 1]]`: dense ids from 0, each naming a whole prefix (one

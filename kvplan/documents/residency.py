@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -11,8 +10,7 @@ import msgspec
 from kvplan.documents.common import Bytes, Count, Evidence, Finding, Ratio, Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidentModel:
+class ResidentModel(msgspec.Struct, frozen=True, kw_only=True):
     """One model of several that share a machine: what it takes while loaded, and how long loading takes.
 
     `kv_bytes` is the KV cache and `compute_bytes` everything else that is not weights. `load_s` and `warm_load_s`,
@@ -40,8 +38,7 @@ class ResidentModel:
         return self.weights_bytes + self.kv_bytes + self.compute_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What the models share. `memory_bytes` is where they are loaded, `ram_bytes` the host memory that files are read
     through, of which `host_kv_bytes` are taken by a KV tier and `reserved_bytes` by everything else.
 
@@ -61,8 +58,7 @@ class Machine:
     kv_restore_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidencyPolicy:
+class ResidencyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Who leaves when not every model fits.
 
     `max_models` counts models and ignores bytes, as llama.cpp's router does; `budget_bytes` admits on bytes; either,
@@ -88,8 +84,7 @@ class ResidencyPolicy:
     sleep_after_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WaitSpread:
+class WaitSpread(msgspec.Struct, frozen=True, kw_only=True):
     """Nearest-rank percentiles of the time from arrival to the start of service, over the requests served."""
 
     requests: Count
@@ -100,8 +95,7 @@ class WaitSpread:
     max: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelResidency:
+class ModelResidency(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one model's requests: served, interrupted, left (their client timed out), unserved at the end.
 
     `refused_busy` is how often it was passed over as a victim because it was busy.
@@ -125,8 +119,7 @@ class ModelResidency:
     wait: WaitSpread | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidencySpan:
+class ResidencySpan(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of one model's time in one state."""
 
     model: str
@@ -135,8 +128,7 @@ class ResidencySpan:
     to_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swap:
+class Swap(msgspec.Struct, frozen=True, kw_only=True):
     """One eviction: who left, why, and for whom (None: for nobody, its time was up)."""
 
     at_s: float
@@ -146,8 +138,7 @@ class Swap:
     interrupted: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyRun:
+class PolicyRun(msgspec.Struct, frozen=True, kw_only=True):
     """The whole log under one policy. `served` + `interrupted` + `left` + `unserved` are all requests.
 
     `over_memory_loads` are loads that a count of models let through though their bytes exceed the machine's: a real
@@ -182,8 +173,7 @@ class PolicyRun:
     swaps_total: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoAccess:
+class CoAccess(msgspec.Struct, frozen=True, kw_only=True):
     """`models` in order of requests; `ratios[a][b]` is the share of a's requests that b's follow within `window_s`."""
 
     window_s: Seconds
@@ -191,8 +181,7 @@ class CoAccess:
     ratios: tuple[tuple[Ratio, ...], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One value of the limit that was searched. `fits` is whether the largest models it admits fit the machine."""
 
     value: Count
@@ -204,8 +193,7 @@ class Candidate:
     p95_wait_s: Seconds | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitSearch:
+class LimitSearch(msgspec.Struct, frozen=True, kw_only=True):
     """The limits tried on the first `requests` requests, and the smallest within 1 % of the shortest mean wait.
 
     `best` None: none fits. Runs with interrupted or unserved requests are taken only where there is no other.
@@ -217,8 +205,7 @@ class LimitSearch:
     best: Count | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedMemory:
+class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory and its claimants. `page_cache_bytes` is what is left to keep weight files warm in.
 
     `every_swap_cold`: weights of all models and the KV tier exceed it, so no load is counted on to be warm; None where
@@ -233,8 +220,7 @@ class SharedMemory:
     every_swap_cold: bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Residency:
+class Residency(msgspec.Struct, frozen=True, kw_only=True):
     """Several models on one machine: one log, played under several policies; the first is the one asked for."""
 
     machine: Machine

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -13,8 +12,7 @@ from kvplan.documents.model import ModelRef
 from kvplan.documents.workload import LogSource
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arm:
+class Arm(msgspec.Struct, frozen=True, kw_only=True):
     """One way to run the same schedule: tier sizes of one replica and what rules them.
 
     `store` says when a block is copied to the host: when it is complete or when the GPU drops it. `in_flight` says what
@@ -35,8 +33,7 @@ class Arm:
     host_link_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happens `at_s` seconds after the first arrival, to every replica, in every arm alike.
 
     restart: the engine is away for `value` seconds and its GPU cache is gone; tiers in `survives` keep their blocks.
@@ -52,8 +49,7 @@ class Fault:
     request: Count | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkModel:
+class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
     """A link that carries one transfer after the other in each direction: `latency_s` each, then its bytes."""
 
     load_bytes_per_s: Rate
@@ -61,8 +57,7 @@ class LinkModel:
     latency_s: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineModel:
+class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     """One replica as the simulation sees it. Tiers and links move `tier_bytes_per_token`, of all ranks together.
 
     A step takes t0 + max(a * tokens + b * sum of chunk * (2 * context + chunk), `weights_s`) + cached tokens read by
@@ -85,8 +80,7 @@ class EngineModel:
     disk_link: LinkModel | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
     """Mean and nearest-rank percentiles of a time."""
 
     mean: Seconds
@@ -96,8 +90,7 @@ class Spread:
     max: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TierUse:
+class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     """What one tier did, all replicas together; removals by reason. The GPU neither loads nor stores by itself.
 
     `blocks` are in the tier at the end: `inserted_blocks` less all removals.
@@ -116,8 +109,7 @@ class TierUse:
     store_busy_ratio: Ratio = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class Slice(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that arrived from `from_s` on, a tenth of the schedule: how a cold start warms and a fault shows."""
 
     from_s: Seconds
@@ -127,8 +119,7 @@ class Slice:
     host_bytes: Bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SustainableRate:
+class SustainableRate(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rate found at which `share` of requests have their first token within `slo_ttft_s`.
 
     Between `requests_per_s` and `fails_at`, the lowest rate that failed. `requests_per_s` None: no rate tried held;
@@ -143,8 +134,7 @@ class SustainableRate:
     fails_at: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmResult:
+class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the schedule in one arm. `completed` + `cancelled` (by reason) are all that were submitted.
 
     `hit_ratio` is hit tokens at first admission over the input tokens of all requests admitted, in every arm alike.
@@ -171,8 +161,7 @@ class ArmResult:
     sustainable: SustainableRate | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
+class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule, played in several arms by the same model.
 
     True times are expected between `time_low_ratio` and `time_high_ratio` times those stated; differences between arms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import msgspec
@@ -10,8 +9,7 @@ import msgspec
 from kvplan.documents.common import Count, Finding, Provenance, Ratio, Seconds, Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSource:
+class LogSource(msgspec.Struct, frozen=True, kw_only=True):
     """One log file as read: `skipped` lines were bad and left out because the user allowed it."""
 
     name: str
@@ -21,8 +19,7 @@ class LogSource:
     skipped: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurvePoint:
+class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Hits of an LRU prefix cache of `capacity_blocks` blocks, cold start, whole log (and the workload's TTL, if any).
 
     `hit_ratio` is `hit_tokens` over the log's input tokens. `hit_requests` had at least one block hit.
@@ -42,8 +39,7 @@ class CurvePoint:
     prefixes: tuple[PrefixClass, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefixClass:
+class PrefixClass(msgspec.Struct, frozen=True, kw_only=True):
     """Requests whose reused prefix is at most `at_most_tokens` long (and longer than the class before)."""
 
     at_most_tokens: Tokens
@@ -52,16 +48,14 @@ class PrefixClass:
     tokens_sq: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
     """Token-weighted reuse intervals: `tokens` were reused at most `at_most_s` after their last use."""
 
     at_most_s: Seconds
     tokens: Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkingSet:
+class WorkingSet(msgspec.Struct, frozen=True, kw_only=True):
     """Denning working set: distinct tokens referenced in a sliding window of `window_s` seconds.
 
     The mean is over the log's span, the maximum over the moments just after an arrival.
@@ -72,8 +66,7 @@ class WorkingSet:
     max_tokens: Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Percentiles:
+class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     """Percentiles of a quantity over time (active tokens) or over requests (lengths)."""
 
     p50: float
@@ -83,8 +76,7 @@ class Percentiles:
     mean: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceModel:
+class ServiceModel(msgspec.Struct, frozen=True, kw_only=True):
     """How long a request was held to be active: measured durations in the log, or a stated model."""
 
     provenance: Provenance
@@ -93,8 +85,7 @@ class ServiceModel:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tenant:
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     """One tenant's share; `isolated_hit_tokens` is what it would reuse if it shared with nobody (infinite cache)."""
 
     tenant: str
@@ -104,8 +95,7 @@ class Tenant:
     isolated_hit_tokens: Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class Load(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of the log: requests and tokens that arrived in [start_s, start_s + width_s), from the first arrival.
 
     `active_tokens` is the most held by requests in flight at once in the stretch; `working_set_tokens` are the
@@ -121,8 +111,7 @@ class Load:
     working_set_tokens: Tokens | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drift:
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that ought to share a prefix and diverge: where, why, and what it costs.
 
     `lost_tokens` is what an infinite cache would hit more if they did not diverge there.
@@ -135,8 +124,7 @@ class Drift:
     fix: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
+class Hits(msgspec.Struct, frozen=True, kw_only=True):
     """Hits of a cache of `capacity_blocks` blocks over a whole log or a named part; the ratio is by input tokens."""
 
     capacity_blocks: Count
@@ -146,8 +134,7 @@ class Hits:
     hit_ratio: Ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HitRates:
+class HitRates(msgspec.Struct, frozen=True, kw_only=True):
     """What an infinite cache hits of one set of requests, by each definition in use, each with its own denominator.
 
     `token_hit_ratio` is hit tokens over input tokens, `block_hit_ratio` hit blocks over block references,
@@ -167,16 +154,14 @@ class HitRates:
     request_any_hit_ratio: Ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyCurve:
+class PolicyCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Hits under another replacement policy at chosen capacities, cold start; all evict leaves only."""
 
     policy: str
     points: tuple[Hits, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Isolation:
+class Isolation(msgspec.Struct, frozen=True, kw_only=True):
     """What is lost if tenants share nothing: hits and blocks of an infinite cache, and the curve of one LRU pool."""
 
     hit_tokens: Tokens
@@ -186,8 +171,7 @@ class Isolation:
     curve: tuple[Hits, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granularity:
+class Granularity(msgspec.Struct, frozen=True, kw_only=True):
     """Hits of an infinite cache that reuses whole granules of so many tokens only, last token computed.
 
     A granule is a larger block, or the distance between the checkpoints that a model with recurrent state keeps.
@@ -198,8 +182,7 @@ class Granularity:
     hit_ratio: Ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replicas:
+class Replicas(msgspec.Struct, frozen=True, kw_only=True):
     """The log spread over `replicas` servers, each with a cache of its own; capacities are those of one server.
 
     `ceiling` is for infinite caches. `load_imbalance` is the input tokens of the busiest server over the mean of all,
@@ -214,8 +197,7 @@ class Replicas:
     curve: tuple[Hits, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tier:
+class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """What one tier of a stack of LRU caches adds, and what is written into it over the whole log, cold start.
 
     Inclusive: every tier holds what it has room for, whatever is above it. Exclusive: a tier takes what the one above
@@ -230,8 +212,7 @@ class Tier:
     written_blocks: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPrefix:
+class SharedPrefix(msgspec.Struct, frozen=True, kw_only=True):
     """A stretch of prompt, from its first to its last token, that the same `requests` requests share.
 
     `saved_tokens` is what an infinite cache saves with it, `first_request` the first request that has it, from 0.
@@ -244,24 +225,21 @@ class SharedPrefix:
     first_request: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HotSet:
+class HotSet(msgspec.Struct, frozen=True, kw_only=True):
     """The fewest blocks that give `hit_share_ratio` of the block hits of an infinite cache."""
 
     hit_share_ratio: Ratio
     blocks: Count
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReuseSource:
+class ReuseSource(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens whose last use was by `who`: the same session, the same tenant, another tenant, or unknown."""
 
     who: Literal["same session", "same tenant", "another tenant", "unknown"]
     tokens: Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrivals:
+class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
     """What arrived in one hour of the day over the whole log: UTC where time stamps are dates, else from its start."""
 
     hour: Annotated[int, msgspec.Meta(ge=0, le=23)]
@@ -269,8 +247,7 @@ class Arrivals:
     input_tokens: Tokens
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledPoint:
+class SampledPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Block and token hit ratios of an LRU cache, estimated, with the standard error of the block hit ratio."""
 
     capacity_blocks: Count
@@ -279,8 +256,7 @@ class SampledPoint:
     standard_error_ratio: Ratio
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """A curve from a sample of the blocks: the hottest ones all, one in 1 / `rate` of the others.
 
     The error is measured: the sample is split into `samples` that share no block but the hot ones, and each gives a
@@ -295,8 +271,7 @@ class Sampling:
     points: tuple[SampledPoint, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """The earlier period that this workload is held against, by its own figures.
 
     `known_hit_ratio` is the share of the later period's input tokens that an infinite cache hits that is warm from the
@@ -315,8 +290,7 @@ class Comparison:
     curve: tuple[Hits, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """What a request log reuses, in tokens, free of any model. See docs/workload.md for each definition.
 
     `novel_tokens` are the input tokens that even an infinite cache has to compute, `one_off_tokens_ratio` the share of

@@ -10,9 +10,11 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from kvplan.documents import (
     BytesAt,

@@ -6,11 +6,14 @@ own. The rules are those of llama.cpp 0c1e570; docs/engines.md states them and w
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from kvplan.documents import (
     BytesAt,
@@ -163,7 +166,10 @@ class LlamaCppLayout:
     def cost(self) -> KvCost:
         """Growth and fixed part of one sequence; over several GPUs whole layers are dealt out."""
         token, sequence = shares(self.groups)
-        each = [shares(replace(self, model=stage).groups) for stage in stages(self.model, self.options.parallel.pp)]
+        each = [
+            shares(dataclasses.replace(self, model=stage).groups)
+            for stage in stages(self.model, self.options.parallel.pp)
+        ]
         return KvCost(
             bytes_per_token=token,
             bytes_per_sequence=sequence,
@@ -184,12 +190,14 @@ class LlamaCppLayout:
             sequences=sequences,
             steady_bytes=whole(steady) * sequences,
             admission_bytes=self._bytes(context),
-            hybrid_off_bytes=self._bytes(replace(context, swa_full=True)),
+            hybrid_off_bytes=self._bytes(dataclasses.replace(context, swa_full=True)),
         )
 
     def sequences_held(self, kv_bytes: int, tokens: int) -> float:
         """Slots of `tokens` tokens whose context fits."""
-        need = max(self._bytes(replace(self._context(tokens, 1), unified=False), part) for part in self._parts)
+        need = max(
+            self._bytes(dataclasses.replace(self._context(tokens, 1), unified=False), part) for part in self._parts
+        )
         return kv_bytes / need if need else 0.0
 
     def tokens_held(self, kv_bytes: int, tokens: int) -> int:

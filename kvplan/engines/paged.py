@@ -5,10 +5,13 @@ SGLang and TensorRT-LLM differ in how they split memory among these, not in what
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from kvplan.documents import BytesAt, CacheGroup, EngineValue, EstimateOptions, Finding, KvCost, LayerCache, Model
 from kvplan.engines.layout import entry_bytes, grouped, is_windowed, stages, state_bytes, whole
@@ -120,7 +123,7 @@ class PagedLayout:
     def bytes_at(self, tokens: int, sequences: int) -> BytesAt:
         """Bytes of `sequences` sequences, all ranks together; nothing is reserved beyond the pages in use."""
         steady = sum(share.held(tokens, self.block_tokens) for share in self.shares)
-        off = sum(share.held(tokens, self.block_tokens) for share in replace(self, windows=False).shares)
+        off = sum(share.held(tokens, self.block_tokens) for share in dataclasses.replace(self, windows=False).shares)
         times = sequences * self.options.parallel.tp
         return BytesAt(
             tokens=tokens,

@@ -9,8 +9,10 @@ heads already copied, and what is dropped after prefill is held until the first 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
+
+from msgspec.structs import replace
 
 from kvplan.documents import BytesAt, EstimateOptions, Finding, Layer, LayerCache, Model, StateTensor
 from kvplan.engines.layout import ELEMENT_BITS, SPELLINGS, Group, is_windowed, whole

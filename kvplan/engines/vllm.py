@@ -8,9 +8,11 @@ rules are vLLM 0.32's; docs/engines.md states them and what they were checked ag
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+
+from msgspec.structs import replace
 
 from kvplan.documents import (
     BytesAt,

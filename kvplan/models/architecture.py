@@ -6,12 +6,15 @@ same reading runs again. An architecture that is not known, or a map of layers t
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvplan.documents import Finding, Layer
 from kvplan.errors import KvplanError
@@ -71,7 +74,7 @@ def read(root: Json, name: str) -> Facts:
         family = BY_TYPE.get(config.model_type)
     if family is None:
         return _unknown(config)
-    config = replace(config, defaults=family.defaults, names=family.names)
+    config = dataclasses.replace(config, defaults=family.defaults, names=family.names)
     try:
         return assemble(config, family)
     except MissingKey as missing:
@@ -79,7 +82,7 @@ def read(root: Json, name: str) -> Facts:
         if defaults is None:
             raise
         try:
-            return assemble(replace(config, defaults={**family.defaults, **defaults}), family)
+            return assemble(dataclasses.replace(config, defaults={**family.defaults, **defaults}), family)
         except MissingKey:
             raise missing from None
 
@@ -91,7 +94,7 @@ def _named(root: Json, config: Config) -> Config:
         return config
     whole = _whole(root, config)
     kind = _inside(whole, config.prefix).get("model_type") if whole else None
-    return replace(config, raw={**config.raw, "model_type": kind}) if kind else config
+    return dataclasses.replace(config, raw={**config.raw, "model_type": kind}) if kind else config
 
 
 def _inside(whole: Json, prefix: str) -> Json:
@@ -146,7 +149,9 @@ def _unknown(config: Config) -> Facts:
             )
     facts = assemble(config.asking(), PLAIN_TYPE)
     text = f"model type {kind} is not known to kvplan: read as plain attention in every layer, as its keys say"
-    return replace(facts, findings=(Finding(severity="warning", code="unknown-model-type", text=text), *facts.findings))
+    return dataclasses.replace(
+        facts, findings=(Finding(severity="warning", code="unknown-model-type", text=text), *facts.findings)
+    )
 
 
 def _flat(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,8 @@ elements, whole model, before any parallelism; how an engine stores them is the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kvplan.documents import LayerCache, LayerKind, StateTensor
 from kvplan.errors import KvplanError

@@ -6,7 +6,7 @@ model's; EAGLE and draft models keep what their own config says, layer by layer,
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from kvplan.documents import Finding, Layer, Model
 from kvplan.errors import KvplanError

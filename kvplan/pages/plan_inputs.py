@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import fields
+
+from msgspec.structs import fields
 
 from kvplan.documents import Plan, Policy
 from kvplan.page import Code, Row, Section

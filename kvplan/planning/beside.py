@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+
+from msgspec.structs import fields, replace
 
 from kvplan.documents import Against, Changed, Document, Plan, PlanInputs, Policy, WhatIf
 from kvplan.errors import KvplanError

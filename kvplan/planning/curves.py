@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from kvplan.documents import CurvePoint, Finding, Hits, Policy, PrefixClass, Replicas, Workload
 from kvplan.errors import KvplanError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kvplan.documents import Finding, NodeBytes, Policy, PolicyCost
 from kvplan.planning.budgets import side_bytes_per_token

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from kvplan.documents import Prefill, Sensitivity
 from kvplan.planning.budgets import gpu_room
@@ -38,21 +40,31 @@ def changes(made: Solved) -> Iterator[tuple[str, str, Case]]:
     facts, case = made.facts, made.case
     for change, factor in (("-25 %", 0.75), ("+25 %", 1.25)):
         yield "demand", change, _demand(facts, case, factor)
-    fewer = replace(case, curve=_fewer(case.curve), kept=_fewer(case.kept), disk_kept=_fewer(case.disk_kept))
+    fewer = dataclasses.replace(
+        case, curve=_fewer(case.curve), kept=_fewer(case.kept), disk_kept=_fewer(case.disk_kept)
+    )
     yield "hits of the log", "-20 %", fewer
     if case.host:
-        yield "host link", "half as fast", replace(case, host=_slower(case.host, 2.0))
+        yield "host link", "half as fast", dataclasses.replace(case, host=_slower(case.host, 2.0))
     if case.disk:
-        yield "disk", "half as fast", replace(case, disk=_slower(case.disk, 2.0))
+        yield "disk", "half as fast", dataclasses.replace(case, disk=_slower(case.disk, 2.0))
     low = min(facts.prefill.low_ratio, 1 - LEAST_BAND)
     high = max(facts.prefill.high_ratio, 1 + LEAST_BAND)
     for factor in (low, high):
-        yield "prefill cost", f"x {factor:.2f}", replace(case, prefill=_priced(case.prefill, factor))
+        yield "prefill cost", f"x {factor:.2f}", dataclasses.replace(case, prefill=_priced(case.prefill, factor))
     if case.host:
-        wider = replace(case.host, bytes_per_token=case.host.bytes_per_token * 3 // 2)
-        yield "bytes a token takes in host memory", "x 1.5", replace(case, host=wider)
-        yield "GPU time lost to stores", "all of it", replace(case, host=replace(case.host, store_share=1.0))
-        yield "GPU time lost to stores", "none", replace(case, host=replace(case.host, stores_disturb=False))
+        wider = dataclasses.replace(case.host, bytes_per_token=case.host.bytes_per_token * 3 // 2)
+        yield "bytes a token takes in host memory", "x 1.5", dataclasses.replace(case, host=wider)
+        yield (
+            "GPU time lost to stores",
+            "all of it",
+            dataclasses.replace(case, host=dataclasses.replace(case.host, store_share=1.0)),
+        )
+        yield (
+            "GPU time lost to stores",
+            "none",
+            dataclasses.replace(case, host=dataclasses.replace(case.host, stores_disturb=False)),
+        )
     yield from _dtypes(made)
 
 
@@ -68,7 +80,7 @@ def _dtypes(made: Solved) -> Iterator[tuple[str, str, Case]]:
 
 def _demand(facts: Facts, case: Case, factor: float) -> Case:
     growth = facts.policy.growth * factor
-    return replace(
+    return dataclasses.replace(
         case,
         demand=demand(facts.workload, facts.curves, growth, facts.replicas),
         gpu_tokens=gpu_room(facts, growth).tokens,
@@ -81,12 +93,12 @@ def _fewer(curve: Curve) -> Curve:
 
 
 def _slower(tier: Tier, factor: float) -> Tier:
-    path = replace(tier.path, s_per_token=tier.path.s_per_token * factor)
-    return replace(_stored(tier, factor), path=path)
+    path = dataclasses.replace(tier.path, s_per_token=tier.path.s_per_token * factor)
+    return dataclasses.replace(_stored(tier, factor), path=path)
 
 
 def _stored(tier: Tier, factor: float) -> Tier:
-    return replace(tier, store_s_per_token=tier.store_s_per_token * factor)
+    return dataclasses.replace(tier, store_s_per_token=tier.store_s_per_token * factor)
 
 
 def _priced(prefill: Prefill, factor: float) -> Prefill:

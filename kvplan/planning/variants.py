@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from kvplan.catalog import gpu as catalogue_gpu
 from kvplan.documents import Document, Estimate, PlanInputs, Policy

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
 from functools import reduce
 from typing import Any, TypeVar
+
+from msgspec.structs import fields, replace
 
 from kvplan.documents import Document, Finding, Link, Probe
 from kvplan.errors import KvplanError, UsageError

@@ -12,8 +12,9 @@ import os
 import re
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from kvplan.documents import BlockDevice
 

@@ -6,11 +6,11 @@ Each is exact for the log, from a cold start, unless its docstring calls it a bo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvplan import reuse

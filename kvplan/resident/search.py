@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from kvplan.documents import Candidate, LimitSearch, Machine, ResidencyPolicy, ResidentModel
 from kvplan.resident.costs import shared_memory, units
