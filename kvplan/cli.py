@@ -58,6 +58,8 @@ for command in (estimate, workload, probe, plan, simulate, residency, report, mo
 
 def main() -> None:
     """Run the command line. Expected failures are one line on standard error; KVPLAN_DEBUG=1 shows where they rose."""
+    # That torch is absent is no news to somebody who left it out; transformers would print it between our lines.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
         app()
     except KvplanError as error:

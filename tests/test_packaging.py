@@ -52,6 +52,11 @@ def test_the_chosen_packages_stay_declared_and_in_use() -> None:
     assert {name.replace("-", "_") for name in chosen} <= set(imported())
 
 
+def test_what_a_library_needs_for_our_use_of_it_is_declared() -> None:
+    """transformers renders chat templates through Jinja, which it does not require by itself."""
+    assert "jinja2" in declared()
+
+
 def test_torch_is_no_burden_of_a_laptop() -> None:
     assert not [line for line in PROJECT["dependencies"] if line.startswith("torch")]
 
