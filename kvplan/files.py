@@ -6,9 +6,11 @@ import datetime
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 
@@ -111,18 +113,19 @@ def load(path: Path) -> Document[Any]:
     return parse(text, str(path))
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees the old file or the whole new one, never a part.
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A stream whose bytes become `path` when the block ends well, so a reader sees the old file or the new one.
 
-    Raises KvplanError naming the path where the folder is missing, unwritable or full.
+    Raises KvplanError naming the path where the folder is missing, unwritable or full; then the old file stays.
     """
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
         raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            yield stream
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(temporary, 0o666 & ~mask)
@@ -132,6 +135,12 @@ def write_atomically(path: Path, text: str) -> None:
         if isinstance(error, OSError):
             raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
         raise
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all. Raises KvplanError as `replacing`."""
+    with replacing(path) as stream:
+        stream.write(text.encode())
 
 
 def json_schema(kind: str) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -18,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.documents import Requests
-from kvplan.errors import KvplanError
-from kvplan.files import reason
+from kvplan.files import replacing
 from kvplan.formats import compiled
 from kvplan.progress import Progress
 
@@ -30,25 +27,11 @@ _BATCH = 2048
 
 def write(requests: Requests, path: Path, progress: Progress) -> None:
     """Write `requests` to `path` (gzip where it ends in .gz), the whole file or nothing. Raises KvplanError."""
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    except OSError as error:
-        raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
-    try:
-        with os.fdopen(descriptor, "wb") as raw:
-            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
-            with io.BufferedWriter(cast(Any, packed)) as stream:
-                for text in _texts(requests, progress):
-                    stream.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
-    except BaseException as error:
-        os.unlink(temporary)
-        if isinstance(error, OSError):
-            raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
-        raise
+    with replacing(path) as raw:
+        packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
+        with io.BufferedWriter(cast(Any, packed)) as stream:
+            for text in _texts(requests, progress):
+                stream.write(text)
 
 
 def _texts(requests: Requests, progress: Progress) -> Iterator[bytes]:

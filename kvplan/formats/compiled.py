@@ -2,35 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from kvplan.kernels import compiled
+
 Ints: TypeAlias = NDArray[np.int64]
-F = TypeVar("F", bound=Callable[..., Any])
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio: the top bits of a product are well mixed
-
-
-def compiled(function: F) -> F:
-    """Compile `function` on first use and keep the machine code between runs, where any folder can be written."""
-    try:
-        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # numba found no folder to cache in: the package's and the user's are read-only
-        return njit(nogil=True)(function)  # type: ignore[no-any-return]
-
-
-def must_compile(kernel: Any) -> bool:
-    """Whether calling `kernel` will compile it: no machine code for this source is in memory or on disk."""
-    if kernel.signatures:
-        return False
-    try:
-        return not kernel._cache._cache_file._load_index()
-    except AttributeError:  # no cache folder, or a Numba that keeps it elsewhere
-        return True
 
 
 @compiled

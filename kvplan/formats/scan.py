@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
-from kvplan.formats.compiled import compiled, must_compile
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Keys, Options, field_at, label, malformed
+from kvplan.kernels import compiled, must_compile
 
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
