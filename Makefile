@@ -18,13 +18,16 @@ help: ## Show this list.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("kvplan needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade "pip>=25.1"
 
-$(VENV)/.user: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.pip: $(BIN)/python  # --group needs a pip of 2025 or later, also in an environment that was there before
+	$(PIP) --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.user: $(VENV)/.pip pyproject.toml constraints.txt
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
 	$(PIP) --editable ".[gpu,logs,gguf]" --group dev
 	@touch $@ $(VENV)/.user
 
