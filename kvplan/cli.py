@@ -17,6 +17,7 @@ from kvplan.commands.catalogue import models, schema
 from kvplan.commands.estimate import estimate
 from kvplan.commands.plan import plan
 from kvplan.commands.probe import probe
+from kvplan.commands.replay import replay
 from kvplan.commands.report import report
 from kvplan.commands.residency import residency
 from kvplan.commands.simulate import simulate
@@ -54,6 +55,7 @@ def _root(
 
 for command in (estimate, workload, probe, plan, simulate, residency, report, models, schema):
     app.command()(command)
+app.add_typer(replay, name="replay")
 
 
 def main() -> None:
