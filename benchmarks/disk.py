@@ -2,10 +2,13 @@
 
 Run: python benchmarks/disk.py [--folder DIR] [--pairs 20] [--bytes 512MiB] [--cell read:1MiB:4 …]
 
-Each round of a cell runs fio, kvplan and fio again, in random order; cells are interleaved. A pair is kvplan over the
-geometric mean of its two fio runs; the two fio runs of one round over each other are the noise floor. All run in the
-realtime class where that is allowed (not with --ordinary), so that other programs on the same processors do not decide.
-Needs fio 3 (Debian: fio).
+Each round of a cell runs, in random order, fio twice as kvplan submits (psync, a thread for each transfer in flight),
+kvplan once, and fio once over libaio (one thread, a queue); cells are interleaved. A pair is kvplan over the geometric
+mean of the two alike fio runs; those two over each other are the noise floor. Latencies are held against these too,
+of the call alone: fio's total latency begins before it changes the buffer that it is about to write. What libaio shows
+stands beside, and what fio over libaio shows against fio with threads: that is the engine's part of any difference.
+All run in the realtime class where that is allowed (not with --ordinary), so that other programs on the same processors
+do not decide. Needs fio 3 (Debian: fio).
 """
 
 from __future__ import annotations
@@ -20,20 +23,19 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-
-from msgspec.structs import asdict
 
 from kvplan.errors import KvplanError
 from kvplan.probing import disk_io, scratch
 from kvplan.probing.pattern import Pattern
-from kvplan.units import GiB, KiB, MiB, parse_size, show_bytes
+from kvplan.units import GiB, KiB, MiB, parse_size, show_bytes, show_duration, show_rate
 
 CELLS = [(way, size, depth) for way in ("read", "write") for size in (128 * KiB, MiB, 4 * MiB) for depth in (1, 4, 16)]
-# Latencies of fio include the submission, as ours do.
-FIO = ("--direct=1", "--lat_percentiles=1", "--allow_file_create=0", "--output-format=json")
+FIO = ("--direct=1", "--lat_percentiles=1", "--clat_percentiles=1", "--allow_file_create=0", "--output-format=json")
+# Of a thread's call the time from issuing to its end; of a queue, submitting is part of it, as it is of a call.
+LATENCY = {"psync": "clat_ns", "libaio": "lat_ns"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,20 @@ class Shot:
     cpu_s_per_gb: float
 
 
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The runs of one cell close in time: kvplan, fio twice with threads, fio over a queue."""
+
+    ours: Shot
+    one: Shot
+    two: Shot
+    queue: Shot
+
+    def alike(self, what: str) -> float:
+        """The figure of fio with threads: the geometric mean of its two runs."""
+        return math.sqrt(getattr(self.one, what) * getattr(self.two, what))
+
+
 @dataclass(slots=True)
 class Cell:
     """One point of the grid and the rounds run there."""
@@ -53,7 +69,7 @@ class Cell:
     way: str
     size: int
     depth: int
-    rounds: list[tuple[Shot, Shot, Shot]] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"{self.way:5} {show_bytes(self.size):>10} x {self.depth:<2}"
@@ -73,7 +89,7 @@ def fio(engine: str, path: str, cell: Cell, file_bytes: int, count: int, seed: i
         raise SystemExit(f"fio ended with {done.returncode}: {done.stderr.strip()}")
     job = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     side = job[cell.way]
-    latency = side["lat_ns"]["percentile"]
+    latency = side[LATENCY[engine]]["percentile"]
     # Of several threads fio tells the average.
     cpu = jobs * (job["usr_cpu"] + job["sys_cpu"]) / 100 * side["runtime"] / 1e3
     return Shot(
@@ -103,21 +119,22 @@ def ours(descriptor: int, cell: Cell, file_bytes: int, count: int, seed: int) ->
     return Shot(rate, rates.p50_latency_s, rates.p99_latency_s, done.cpu_s_per_gb)
 
 
-def measure(engine: str, descriptor: int, cells: list[Cell], file_bytes: int, moved: int, pairs: int) -> None:
+def measure(descriptor: int, cells: list[Cell], file_bytes: int, moved: int, pairs: int) -> None:
     """Fill every cell with rounds; cells take turns, so that a busy minute falls on all of them."""
     path = f"/proc/{os.getpid()}/fd/{descriptor}"
     dice = random.Random(0)
     for number in range(pairs):
         for cell in dice.sample(cells, len(cells)):
             count = max(moved // cell.size, 4 * cell.depth)
-            shots: dict[int, Shot] = {}
-            for who in dice.sample(range(3), 3):
+            shots: dict[str, Shot] = {}
+            for who in dice.sample(("ours", "one", "two", "queue"), 4):
                 seed = dice.randrange(1 << 30)
-                if who == 1:
+                if who == "ours":
                     shots[who] = ours(descriptor, cell, file_bytes, count, seed)
                 else:
+                    engine = "libaio" if who == "queue" else "psync"
                     shots[who] = fio(engine, path, cell, file_bytes, count, seed)
-            cell.rounds.append((shots[0], shots[1], shots[2]))
+            cell.rounds.append(Round(**shots))
         print(f"\rround {number + 1} of {pairs}", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
 
@@ -129,41 +146,40 @@ def summary(logs: list[float]) -> str:
     return f"{math.exp(middle):.3f} [{math.exp(middle - half):.3f}, {math.exp(middle + half):.3f}]"
 
 
-def against(cells: list[Cell], what: str) -> list[float]:
-    """Logarithms of ours over the geometric mean of the two fio runs around it."""
-    return [
-        math.log(getattr(mine, what) / math.sqrt(getattr(one, what) * getattr(two, what)))
-        for cell in cells
-        for one, mine, two in cell.rounds
-    ]
+Pick = Callable[[Round, str], float]
+PAIRS: dict[str, Pick] = {
+    "kvplan / fio": lambda one, what: getattr(one.ours, what) / one.alike(what),
+    "fio / fio": lambda one, what: getattr(one.one, what) / getattr(one.two, what),
+    "kvplan / libaio": lambda one, what: getattr(one.ours, what) / getattr(one.queue, what),
+    "libaio / fio": lambda one, what: getattr(one.queue, what) / one.alike(what),
+}
 
 
-def floor(cells: list[Cell], what: str) -> list[float]:
-    """Logarithms of one fio run over the other of the same round, which of them first by chance."""
-    return [math.log(getattr(one, what) / getattr(two, what)) for cell in cells for one, _, two in cell.rounds]
+def logs(cells: list[Cell], pair: str, what: str) -> list[float]:
+    """Logarithms of the ratios of all rounds."""
+    return [math.log(PAIRS[pair](one, what)) for cell in cells for one in cell.rounds]
 
 
 def report(cells: list[Cell]) -> None:
-    """Print a row a cell and the totals."""
-    print(f"{'cell':21} {'fio MB/s':>8}  {'kvplan / fio':21}  {'fio / fio':21}  {'p50 latency':21}  p99 latency")
+    """Print a table of throughput, and one of each latency percentile, with the noise floor beside each figure."""
     rows: list[tuple[str, list[Cell]]] = [(str(cell), [cell]) for cell in cells]
     for way in ("read", "write"):
         rows.append((f"all {way}s", [cell for cell in cells if cell.way == way]))
-    for label, group in [*rows, ("all", cells)]:
-        if group:
-            middle = statistics.median(
-                shot.rate for cell in group for one, _, two in cell.rounds for shot in (one, two)
-            )
-            ratios = (against(group, "rate"), floor(group, "rate"), against(group, "p50"), against(group, "p99"))
-            print(f"{label:21} {middle / 1e6:8.0f}  " + "  ".join(f"{summary(logs):21}" for logs in ratios))
-    noise = floor(cells, "p50"), floor(cells, "p99"), against(cells, "cpu_s_per_gb"), floor(cells, "cpu_s_per_gb")
-    print(f"fio / fio: p50 latency {summary(noise[0])}, p99 latency {summary(noise[1])}")
-    print(f"CPU time per GB: kvplan / fio {summary(noise[2])}, fio / fio {summary(noise[3])}")
-    print(f"{len(against(cells, 'rate'))} pairs; σ of the logarithm of one pair {_sigma(cells):.2f}")
+    rows = [(label, group) for label, group in [*rows, ("all", cells)] if group]
+    for what, title in (("rate", "throughput"), ("p50", "latency p50"), ("p99", "latency p99")):
+        print(f"\n{title:21} {'fio':>10}  " + "".join(f"{name:23}" for name in PAIRS))
+        for label, group in rows:
+            middle = statistics.median(one.alike(what) for cell in group for one in cell.rounds)
+            shown = show_rate(middle) if what == "rate" else show_duration(middle)
+            print(f"{label:21} {shown:>10}  " + "".join(f"{summary(logs(group, name, what)):23}" for name in PAIRS))
+    cpu = "; ".join(f"{name} {summary(logs(cells, name, 'cpu_s_per_gb'))}" for name in PAIRS)
+    print(f"\nCPU time per GB: {cpu}")
+    ratios = logs(cells, "kvplan / fio", "rate")
+    print(f"{len(ratios)} pairs; σ of the logarithm of one pair {_sigma(ratios):.2f}")
+    print("fio: psync, a thread for each transfer in flight, as kvplan; libaio: fio with one thread and a queue")
 
 
-def _sigma(cells: list[Cell]) -> float:
-    logs = against(cells, "rate")
+def _sigma(logs: list[float]) -> float:
     return statistics.stdev(logs) if len(logs) > 1 else math.nan
 
 
@@ -206,7 +222,6 @@ def main() -> None:
     parser.add_argument("--bytes", type=parse_size, default=512 * MiB, help="moved in one run")
     parser.add_argument("--file", type=parse_size, default=2 * GiB)
     parser.add_argument("--cell", type=_cell, action="append", help="way:size:depth; default the whole grid")
-    parser.add_argument("--engine", choices=("libaio", "psync"), default="libaio", help="of fio")
     parser.add_argument("--ordinary", action="store_true", help="ordinary scheduling class")
     parser.add_argument("--json", type=Path, help="write every run here")
     given = parser.parse_args()
@@ -214,18 +229,18 @@ def main() -> None:
         raise SystemExit("fio is not installed (Debian: apt-get install fio)")
     cells = given.cell or [Cell(*point) for point in CELLS]
     writes = sum(max(given.bytes, 4 * cell.size * cell.depth) for cell in cells if cell.way == "write")
-    total = show_bytes(given.file + 3 * given.pairs * writes)
+    total = show_bytes(given.file + 4 * given.pairs * writes)
     print(f"writes {total} into a nameless file of {show_bytes(given.file)} in {given.folder}", file=sys.stderr)
     if not given.ordinary:
         _realtime()
     try:
         with written(given.folder, given.file) as descriptor:
-            measure(given.engine, descriptor, cells, given.file, given.bytes, given.pairs)
+            measure(descriptor, cells, given.file, given.bytes, given.pairs)
     except KvplanError as error:
         raise SystemExit(str(error)) from None
     report(cells)
     if given.json:
-        rounds = {str(cell): [[asdict(shot) for shot in row] for row in cell.rounds] for cell in cells}
+        rounds = {str(cell): [asdict(one) for one in cell.rounds] for cell in cells}
         given.json.write_text(json.dumps(rounds))
 
 

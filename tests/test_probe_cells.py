@@ -27,7 +27,6 @@ from kvplan.probing import (
     disk_io,
     disk_links,
     kernel_queues,
-    nvme,
     queued_io,
     scratch,
 )
@@ -532,24 +531,3 @@ def test_what_a_pci_express_link_carries(tmp_path: Path, speed: str, width: str,
     (tmp_path / "current_link_speed").write_text(f"{speed}\n")
     (tmp_path / "current_link_width").write_text(f"{width}\n")
     assert blockdev._link_rate(tmp_path) == (None if rate is None else pytest.approx(rate, rel=1e-3))
-
-
-def test_wear_of_an_nvme_drive_by_its_logs() -> None:
-    smart, group = bytearray(512), bytearray(512)
-    smart[5] = 12
-    smart[48:64] = (1000).to_bytes(16, "little")
-    group[32:48] = (7_008_000).to_bytes(16, "little")
-    pages = {("dev/nvme3", 2, 0): bytes(smart), ("dev/nvme3", 9, 1): bytes(group)}
-    drives = (BlockDevice(name="nvme3n1"), BlockDevice(name="sda"), BlockDevice(name="nvme1n1"))
-    mine, other, silent = nvme.with_wear(drives, ask=lambda path, page, which: pages.get((path, page, which)))
-    assert (mine.used_ratio, mine.lifetime_written_bytes) == (0.12, 512_000_000)
-    assert mine.rated_endurance_bytes == 7_008_000 * 10**9
-    assert other == drives[1]
-    assert silent == drives[2]
-
-
-def test_a_drive_that_may_not_be_asked_stays_unknown(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvme0").write_text("no device")
-    drives = (BlockDevice(name="nvme0n1"), BlockDevice(name="nvme7n1"))
-    assert nvme.with_wear(drives, root=tmp_path) == drives
