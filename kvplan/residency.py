@@ -8,7 +8,16 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from kvplan.documents import Evidence, Machine, Plan, PolicyRun, Residency, ResidencyPolicy, ResidentModel
+from kvplan.documents import (
+    Evidence,
+    Machine,
+    MemorySplit,
+    Plan,
+    PolicyRun,
+    Residency,
+    ResidencyPolicy,
+    ResidentModel,
+)
 from kvplan.errors import KvplanError, LimitError
 from kvplan.progress import Progress, silent
 from kvplan.resident import inputs
@@ -17,10 +26,11 @@ from kvplan.resident.costs import PATTERN_RATIO, shared_memory, units
 from kvplan.resident.measure import co_access, play
 from kvplan.resident.search import search
 from kvplan.resident.settings import settings
+from kvplan.resident.split import divide
 from kvplan.resident.table import Log
 from kvplan.units import show_bytes, show_rate
 
-__all__ = ["Log", "policies", "read_log", "read_models", "residency", "with_plan"]
+__all__ = ["Log", "policies", "read_log", "read_models", "residency", "share", "with_host_memory"]
 
 NOT_MODELLED = (
     "Requests of one loaded model run side by side for the seconds that the log gives them; a second model in memory "
@@ -29,6 +39,7 @@ NOT_MODELLED = (
     "Loads at the same time do not share the drive's rate.",
     "A request that was cut is not sent again.",
 )
+STALE_S = 5.0  # how late a stale count is, as a what-if
 
 
 def read_models(path: Path) -> tuple[Machine, tuple[ResidentModel, ...]]:
@@ -41,9 +52,33 @@ def read_log(path: Path, models: Sequence[ResidentModel]) -> Log:
     return inputs.read_log(path, models)
 
 
-def with_plan(machine: Machine, plan: Plan) -> Machine:
-    """The machine with the host KV tier of a plan in its memory."""
-    return replace(machine, host_kv_bytes=plan.budgets.host.requested_bytes)
+def with_host_memory(machine: Machine, host_bytes: int | None) -> Machine:
+    """The machine with that much host memory; None leaves it as it is. Raises KvplanError for unified memory."""
+    if host_bytes is None:
+        return machine
+    if machine.unified:
+        raise KvplanError("--host-memory: the machine's memory is unified: its list says how much there is")
+    return replace(machine, ram_bytes=host_bytes)
+
+
+def share(
+    machine: Machine,
+    models: Sequence[ResidentModel],
+    log: Log,
+    policy: ResidencyPolicy,
+    plan: Plan,
+    *,
+    progress: Progress = silent,
+) -> tuple[Machine, MemorySplit | None]:
+    """The machine with a plan's KV tier in its host memory, as large as serves both best.
+
+    Where the machine's host memory is not known the tier is the plan's and nothing is divided (None). Raises
+    KvplanError for a log that spans no time and LimitError where not even a size of nothing leaves the models room.
+    """
+    if machine.host_bytes is None:
+        return replace(machine, host_kv_bytes=plan.budgets.host.requested_bytes), None
+    split = divide(machine, models, log, policy, plan, progress)
+    return replace(machine, host_kv_bytes=split.best_bytes * split.replicas), split
 
 
 def policies(
@@ -59,11 +94,11 @@ def policies(
     """The policy asked for, and those worth holding against it.
 
     Without a count or a budget models are admitted on the machine's bytes. The others are the same one without busy
-    protection, with a busy count that is wrong for every tenth request, with the keep-alive time counted from the
-    request, and, for a count of models, admission on bytes.
+    protection, with a busy count that is wrong for every tenth request or five seconds late, with the keep-alive time
+    counted from the request, and, for a count of models, admission on bytes.
     """
     if max_models is None and budget_bytes is None:
-        budget_bytes = machine.memory_bytes
+        budget_bytes = machine.models_bytes
     asked = ResidencyPolicy(
         name="by count" if budget_bytes is None else "by bytes",
         max_models=max_models,
@@ -77,11 +112,12 @@ def policies(
         replace(asked, name="busy models not protected", protect_busy=False),
         replace(asked, name="busy count leaks", busy_count="leaks", miscount_every=10),
         replace(asked, name="busy count misses", busy_count="misses", miscount_every=10),
+        replace(asked, name="busy count is stale", busy_count="stale", stale_s=STALE_S),
     ]
     if keep_alive_s is not None:
         others.append(replace(asked, name="keep-alive from the request", keep_alive_from="request"))
     if budget_bytes is None:
-        others.append(replace(asked, name="by bytes", max_models=None, budget_bytes=machine.memory_bytes))
+        others.append(replace(asked, name="by bytes", max_models=None, budget_bytes=machine.models_bytes))
     return asked, tuple(others)
 
 
@@ -92,14 +128,16 @@ def residency(
     policy: ResidencyPolicy,
     *,
     compare: Sequence[ResidencyPolicy] = (),
+    split: MemorySplit | None = None,
     window_s: float = 1.0,
     searched: bool = True,
     progress: Progress = silent,
 ) -> Residency:
     """Play the log under the policy and those to compare with; search its best limit; say what to set.
 
-    `window_s` is how soon another model's request counts as following. Raises KvplanError for a policy that lacks its
-    figures and LimitError for a model that can never be loaded.
+    `split` is how the host memory was divided (see `share`), for the document. `window_s` is how soon another model's
+    request counts as following. Raises KvplanError for a policy that lacks its figures and LimitError for a model that
+    can never be loaded.
     """
     _check(machine, models, (policy, *compare))
     runs: list[PolicyRun] = []
@@ -123,8 +161,9 @@ def residency(
         search=found,
         config=settings(models, machine, policy, found),
         evidence=_evidence(machine, log),
+        split=split,
         not_modelled=NOT_MODELLED,
-        findings=findings(models, machine, log, runs[0], together, shared),
+        findings=findings(models, machine, log, runs[0], together, shared, split),
     )
 
 

@@ -229,6 +229,31 @@ def test_a_count_that_leaks_idles_and_one_that_misses_cuts() -> None:
     assert (misses.unserved, misses.interrupted) == (0, 1)
 
 
+def test_a_stale_count_holds_what_is_idle_and_cuts_what_began() -> None:
+    """a ends at 14, known 3 s later. In the second log it begins again at 20 and is taken for idle until 23."""
+    stale = replace(ONE, busy_count="stale", stale_s=3.0)
+    what = log((0, 0, 10), (12, 1, 1))
+    found = run([A, B], what, stale)
+    assert starts([A, B], what, stale) == [4, 14 + 3 + 4]
+    assert (found.models[0].held_idle_s, found.held_idle_s) == (3, 4)  # b ends at 22, is taken for busy from 24 to 25
+    assert (found.interrupted, found.unserved, found.models[0].refused_busy) == (0, 0, 1)
+    cut = run([A, B], log((0, 0, 1), (20, 0, 9), (21, 1, 1)), stale)
+    assert (cut.interrupted, cut.swaps[0].at_s, cut.swaps[0].reason) == (1, 21, "lru-busy")
+    spared = run([A, B], log((0, 0, 1), (20, 0, 9), (23.5, 1, 1)), stale)
+    assert (spared.interrupted, spared.swaps[0].at_s) == (0, 32)
+
+
+def test_a_stale_count_cannot_cut_where_nobody_is_evicted() -> None:
+    found = run([A, B], log((0, 0, 5), (1, 1, 5), (2, 0, 9)), replace(TWO, busy_count="stale", stale_s=3.0))
+    assert (found.interrupted, found.served, found.loads) == (0, 3, 2)
+
+
+def test_a_count_that_leaks_holds_a_model_for_ever() -> None:
+    found = run([A, B], log((0, 0, 1), (10, 1, 1), timeouts=[math.inf, 40.0]), replace(ONE, busy_count="leaks"))
+    assert found.held_idle_s == 45  # from a's end at 5 until the last client leaves at 50
+    assert run([A, B], log((0, 0, 1), (10, 1, 1)), ONE).held_idle_s == 0
+
+
 def test_a_pinned_model_stays() -> None:
     what = log((0, 0, 1), (10, 1, 1), (20, 2, 1), (30, 0, 1))
     pinned = run([replace(A, pinned=True), B, C], what, replace(TWO, keep_alive_s=1000.0))

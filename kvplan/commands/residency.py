@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from kvplan.commands.options import Json, Output, Quiet, opt, required
 from kvplan.commands.plan import pick
 from kvplan.units import parse_duration, parse_size
-
-if TYPE_CHECKING:
-    pass
 
 
 def residency(
@@ -33,7 +31,10 @@ def residency(
     ] = None,
     kv_on_swap: Annotated[Literal["lost", "saved"], typer.Option(help="What a swap does to the KV cache.")] = "lost",
     plan: Annotated[
-        Path | None, typer.Option(metavar="PLAN", help="A plan whose host KV tier takes of the same memory.")
+        Path | None, typer.Option(metavar="PLAN", help="A plan whose host KV tier shares the memory: divide it.")
+    ] = None,
+    host_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Host memory, in place of the list's, such as 512GiB.")
     ] = None,
     window: Annotated[
         str, typer.Option(metavar="TIME", help="How soon another model's request counts as next.")
@@ -52,14 +53,14 @@ def residency(
     """
     from kvplan.console import answer, progress
     from kvplan.files import load, wrap
-    from kvplan.residency import policies, read_log, read_models, with_plan
+    from kvplan.residency import policies, read_log, read_models, share, with_host_memory
     from kvplan.residency import residency as run
 
     machine, listed = read_models(models)
-    if plan is not None:
-        machine = with_plan(machine, pick([load(plan)], "plan", True).data)
-    asked, others = policies(
-        machine,
+    machine = with_host_memory(machine, opt("--host-memory", host_memory, parse_size))
+    planned = None if plan is None else pick([load(plan)], "plan", True).data
+    policies_on = partial(
+        policies,
         max_models=max_models,
         budget_bytes=opt("--budget", budget, parse_size),
         keep_alive_s=opt("--keep-alive", keep_alive, parse_duration),
@@ -70,6 +71,20 @@ def residency(
     near = required(opt("--window", window, parse_duration), "--window")
     with progress(quiet) as listen:
         requests = read_log(log, listed)
+        split = None
+        if planned is not None:
+            machine, split = share(machine, listed, requests, policies_on(machine)[0], planned, progress=listen)
+        asked, others = policies_on(machine)
         shown = others if compare else ()
-        made = run(machine, listed, requests, asked, compare=shown, window_s=near, searched=search, progress=listen)
+        made = run(
+            machine,
+            listed,
+            requests,
+            asked,
+            compare=shown,
+            split=split,
+            window_s=near,
+            searched=search,
+            progress=listen,
+        )
     answer(wrap(made), as_json=as_json, output=output, quiet=quiet)

@@ -111,6 +111,21 @@ from kvplan.documents.estimate import (
 from kvplan.documents.estimate import (
     Parallel as Parallel,
 )
+from kvplan.documents.export import (
+    ConfigCheck as ConfigCheck,
+)
+from kvplan.documents.export import (
+    ConfigForm as ConfigForm,
+)
+from kvplan.documents.export import (
+    ConfigPart as ConfigPart,
+)
+from kvplan.documents.export import (
+    Export as Export,
+)
+from kvplan.documents.export import (
+    Knob as Knob,
+)
 from kvplan.documents.model import (
     CatalogueModel as CatalogueModel,
 )
@@ -258,6 +273,9 @@ from kvplan.documents.probe import (
 from kvplan.documents.requests import (
     Requests as Requests,
 )
+from kvplan.documents.requests import (
+    Texts as Texts,
+)
 from kvplan.documents.residency import (
     Candidate as Candidate,
 )
@@ -269,6 +287,9 @@ from kvplan.documents.residency import (
 )
 from kvplan.documents.residency import (
     Machine as Machine,
+)
+from kvplan.documents.residency import (
+    MemorySplit as MemorySplit,
 )
 from kvplan.documents.residency import (
     ModelResidency as ModelResidency,
@@ -292,6 +313,9 @@ from kvplan.documents.residency import (
     SharedMemory as SharedMemory,
 )
 from kvplan.documents.residency import (
+    SplitPoint as SplitPoint,
+)
+from kvplan.documents.residency import (
     Swap as Swap,
 )
 from kvplan.documents.residency import (
@@ -311,6 +335,9 @@ from kvplan.documents.simulation import (
 )
 from kvplan.documents.simulation import (
     LinkModel as LinkModel,
+)
+from kvplan.documents.simulation import (
+    Loop as Loop,
 )
 from kvplan.documents.simulation import (
     Simulation as Simulation,

@@ -42,11 +42,13 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """What the models share. `memory_bytes` is where they are loaded, `ram_bytes` the host memory that files are read
     through, of which `host_kv_bytes` are taken by a KV tier and `reserved_bytes` by everything else.
 
+    `unified` says that both are one: models are loaded into the host memory itself, beside the KV tier and the reserve.
     `pattern_ratio` is the share of the sequential `read_bytes_per_s` that loading reaches: 0.67 through mmap, 1.0
     direct. Direct reads leave nothing in the page cache. `warm_bytes_per_s` is the rate from the page cache.
     """
 
     memory_bytes: Bytes
+    unified: bool = False
     read_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     pattern: Literal["mmap", "direct"] = "mmap"
     pattern_ratio: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -56,6 +58,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: Bytes = 0
     kv_save_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     kv_restore_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+
+    @property
+    def models_bytes(self) -> int:
+        """Bytes that models may take: the memory, of a unified one what the KV tier and the reserve leave."""
+        taken = self.host_kv_bytes + self.reserved_bytes if self.unified else 0
+        return max(0, self.memory_bytes - taken)
+
+    @property
+    def host_bytes(self) -> int | None:
+        """Host memory, however it is called; None where the machine's is not known."""
+        return self.memory_bytes if self.unified else self.ram_bytes
 
 
 class ResidencyPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +81,7 @@ class ResidencyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     longer closes a busy model to new requests until it is idle.
 
     What-ifs on the count of requests in flight that eviction and keep-alive go by: "leaks" never counts down every
-    `miscount_every`-th request, "misses" never counts it up.
+    `miscount_every`-th request, "misses" never counts it up, "stale" learns of every start and end `stale_s` late.
     """
 
     name: str
@@ -78,8 +91,9 @@ class ResidencyPolicy(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive_s: Seconds | None = None
     keep_alive_from: Literal["completion", "request"] = "completion"
     batch_wait_s: Seconds | None = None
-    busy_count: Literal["exact", "leaks", "misses"] = "exact"
+    busy_count: Literal["exact", "leaks", "misses", "stale"] = "exact"
     miscount_every: Annotated[int, msgspec.Meta(ge=1)] = 1
+    stale_s: Seconds = 0.0
     kv_on_swap: Literal["lost", "saved"] = "lost"
     sleep_after_s: Seconds | None = None
 
@@ -98,7 +112,8 @@ class WaitSpread(msgspec.Struct, frozen=True, kw_only=True):
 class ModelResidency(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one model's requests: served, interrupted, left (their client timed out), unserved at the end.
 
-    `refused_busy` is how often it was passed over as a victim because it was busy.
+    `refused_busy` is how often it was passed over as a victim because it was busy; `held_idle_s` are the seconds in
+    which it was idle and a wrong count said busy.
     """
 
     name: str
@@ -117,6 +132,7 @@ class ModelResidency(msgspec.Struct, frozen=True, kw_only=True):
     reprefill_s: Seconds
     restore_s: Seconds
     wait: WaitSpread | None
+    held_idle_s: Seconds = 0.0
 
 
 class ResidencySpan(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,6 +187,7 @@ class PolicyRun(msgspec.Struct, frozen=True, kw_only=True):
     spans_total: Count = 0
     swaps: tuple[Swap, ...] = ()
     swaps_total: Count = 0
+    held_idle_s: Seconds = 0.0
 
 
 class CoAccess(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,6 +237,52 @@ class SharedMemory(msgspec.Struct, frozen=True, kw_only=True):
     every_swap_cold: bool | None
 
 
+class SplitPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One division of the host memory. Rates are seconds for an hour of the log's time.
+
+    `host_kv_bytes` is one replica's tier, as the plan's flag says; `page_cache_bytes` what weight files may keep, and
+    `models_bytes` what models may be loaded into. `kv_saved_s_per_hour` is the plan's, for all replicas of the host;
+    `net_s_per_hour` is that less loading and re-prefilling. `harm` counts requests cut or never served, and loads
+    beyond memory.
+    """
+
+    host_kv_bytes: Bytes
+    page_cache_bytes: Bytes
+    models_bytes: Bytes
+    every_swap_cold: bool
+    kv_saved_s_per_hour: float
+    loads: Count
+    loading_s_per_hour: float
+    reprefill_s_per_hour: float
+    net_s_per_hour: float
+    p95_wait_s: Seconds | None
+    harm: Count = 0
+
+
+class MemorySplit(msgspec.Struct, frozen=True, kw_only=True):
+    """One host memory between a plan's KV tier and the models: every size on the plan's curve, played.
+
+    `best_bytes` has the least harm and then the most net seconds, the smallest tier among equals; `plan_bytes` is what
+    the plan takes for itself. `requests` of the log were played, over `span_s`.
+    """
+
+    host_bytes: Bytes
+    reserved_bytes: Bytes
+    replicas: Count
+    requests: Count
+    span_s: Seconds
+    points: Annotated[tuple[SplitPoint, ...], msgspec.Meta(min_length=1)]
+    best_bytes: Bytes
+    plan_bytes: Bytes
+    why: str
+    assumed: tuple[str, ...]
+
+    @property
+    def best(self) -> SplitPoint:
+        """The point that is chosen."""
+        return next(point for point in self.points if point.host_kv_bytes == self.best_bytes)
+
+
 class Residency(msgspec.Struct, frozen=True, kw_only=True):
     """Several models on one machine: one log, played under several policies; the first is the one asked for."""
 
@@ -233,5 +296,6 @@ class Residency(msgspec.Struct, frozen=True, kw_only=True):
     search: LimitSearch | None
     config: Mapping[str, str]
     evidence: tuple[Evidence, ...]
+    split: MemorySplit | None = None
     not_modelled: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan.documents import Document, LimitSearch, ModelResidency, PolicyRun, Residency, ResidencySpan, WaitSpread
+from kvplan.documents import (
+    Document,
+    LimitSearch,
+    MemorySplit,
+    ModelResidency,
+    PolicyRun,
+    Residency,
+    ResidencySpan,
+    WaitSpread,
+)
 from kvplan.page import Axis, Block, Code, Fact, Facts, Figure, Page, Plot, Row, Rule, Section, Series, Text
 from kvplan.page import Role as Colour
 from kvplan.pages import parts
@@ -130,6 +139,7 @@ def _compared(runs: Sequence[PolicyRun]) -> tuple[Section, ...]:
                     f"{run.unserved:,}",
                     f"{run.loads:,}",
                     show_duration(run.loading_s),
+                    show_duration(run.held_idle_s),
                     waits[0],
                     waits[1],
                     show_bytes(run.peak_bytes),
@@ -137,8 +147,8 @@ def _compared(runs: Sequence[PolicyRun]) -> tuple[Section, ...]:
                 strong=run is runs[0],
             )
         )
-    titles = "policy|>served|>interrupted|>unserved|>loads|>loading|>wait p50|>p95|>most at once"
-    reading = "The same log under each."
+    titles = "policy|>served|>interrupted|>unserved|>loads|>loading|->held idle|>wait p50|>p95|->most at once"
+    reading = "The same log under each. Held idle: time in which a model did nothing and a wrong count kept it."
     blocks: tuple[Block, ...] = (parts.table(titles, rows),)
     return (Section(name="policies", heading="Policies side by side", blocks=blocks, reading=reading, first=True),)
 
@@ -283,8 +293,64 @@ def _shared(data: Residency) -> Section:
         False: "A load after the first is warm.",
         None: "Every load is taken as cold.",
     }
-    table = parts.table("|>bytes", rows)
-    return Section(name="memory", heading="One host memory", blocks=(table,), reading=words[shared.every_swap_cold])
+    blocks: tuple[Block, ...] = (parts.table("|>bytes", rows), *(() if data.split is None else _split(data.split)))
+    return Section(name="memory", heading="One host memory", blocks=blocks, reading=words[shared.every_swap_cold])
+
+
+def _split(split: MemorySplit) -> tuple[Block, ...]:
+    """Every size of the KV tier that was weighed: what it spares, what it costs the models, what is left of it."""
+    rows = [
+        Row(
+            cells=(
+                parts.bytes_or_none(one.host_kv_bytes),
+                show_bytes(one.page_cache_bytes),
+                "every" if one.every_swap_cold else "the first",
+                show_duration(one.kv_saved_s_per_hour),
+                f"{one.loads:,}",
+                show_duration(one.loading_s_per_hour),
+                show_duration(one.reprefill_s_per_hour),
+                show_duration(one.net_s_per_hour),
+                f"{one.harm:,}",
+            ),
+            strong=one.host_kv_bytes == split.best_bytes,
+            tone="bad" if one.harm else "plain",
+        )
+        for one in split.points
+    ]
+    titles = "KV tier|>page cache|load cold|>spared an hour|->loads|>loading an hour|->re-prefill|>net|->cut or beyond"
+    played = f"{parts.plural(split.requests, 'request')} over {show_duration(split.span_s)}"
+    title = f"Every size on the plan's curve, with {played} played beside it"
+    return (
+        Text(text=split.why),
+        *((_split_figure(split),) if len(split.points) > 1 else ()),
+        parts.table(titles, rows, title=title),
+        *(Text(text=sentence) for sentence in split.assumed),
+    )
+
+
+def _split_figure(split: MemorySplit) -> Figure:
+    points = split.points
+    spared = tuple((float(one.host_kv_bytes), one.kv_saved_s_per_hour) for one in points)
+    lost = tuple((float(one.host_kv_bytes), one.kv_saved_s_per_hour - one.net_s_per_hour) for one in points)
+    net = tuple((float(one.host_kv_bytes), one.net_s_per_hour) for one in points)
+    series = (
+        Series(name="spared by the KV tier", points=spared, role="second", style="step"),
+        Series(name="lost to loading and re-prefilling", points=lost, role="third", style="step"),
+        Series(name="net", points=net, role="main", style="step"),
+    )
+    chosen = Rule(axis="x", value=float(split.best_bytes), label="chosen")
+    x, y = Axis(title="KV tier of one replica", unit="bytes"), Axis(title="seconds an hour", unit="s")
+    best = split.best
+    return Figure(
+        name="split",
+        title="One memory, two claimants",
+        reading="The tier is chosen where the net is highest.",
+        alt=(
+            f"Net seconds an hour by size of the KV tier, highest at {show_bytes(split.best_bytes)} with "
+            f"{show_duration(best.net_s_per_hour)}; the table has every size."
+        ),
+        charts=(Plot(x=x, y=y, series=series, rules=(chosen,)),),
+    )
 
 
 def _config(data: Residency) -> Section:

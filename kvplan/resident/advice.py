@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvplan.documents import CoAccess, Finding, Machine, PolicyRun, ResidentModel, Severity, SharedMemory
+from kvplan.documents import (
+    CoAccess,
+    Finding,
+    Machine,
+    MemorySplit,
+    PolicyRun,
+    ResidentModel,
+    Severity,
+    SharedMemory,
+)
 from kvplan.resident.costs import cold_load_s, kv_restore_s
 from kvplan.resident.search import models_that_fit
 from kvplan.resident.table import Log
@@ -24,10 +33,12 @@ def findings(
     run: PolicyRun,
     together: CoAccess,
     shared: SharedMemory,
+    split: MemorySplit | None = None,
 ) -> tuple[Finding, ...]:
     """Everything worth saying, in the order of the machine, the traffic, the policy."""
     return (
         *_memory(models, machine),
+        *_divided(split),
         *_page_cache(shared),
         *_pairs(models, machine, together, run),
         *_outcome(run),
@@ -38,13 +49,13 @@ def findings(
 def _memory(models: Sequence[ResidentModel], machine: Machine) -> Iterator[Finding]:
     """Whether all fit together; else how much KV cache the one with the most would have to give up."""
     total = sum(model.total_bytes for model in models)
-    over = total - machine.memory_bytes
+    over = total - machine.models_bytes
     if over <= 0:
         yield _found("info", "all-fit", f"All models fit together: {show_bytes(total)} of {_of(machine)}.")
         return
     text = f"The models take {show_bytes(total)} together and the machine has {_of(machine)}: "
     most = max(models, key=lambda model: model.kv_bytes)
-    fit = models_that_fit(models, machine.memory_bytes)
+    fit = models_that_fit(models, machine.models_bytes)
     text += f"at most {fit} of them fit whichever they are" if fit > 1 else "load them exclusively, one at a time"
     if most.kv_bytes > over:
         cap = most.kv_bytes - over
@@ -56,7 +67,17 @@ def _memory(models: Sequence[ResidentModel], machine: Machine) -> Iterator[Findi
 
 
 def _of(machine: Machine) -> str:
-    return show_bytes(machine.memory_bytes)
+    return show_bytes(machine.models_bytes)
+
+
+def _divided(split: MemorySplit | None) -> Iterator[Finding]:
+    """What the KV tier is given where the models want the same memory; a warning where the plan alone takes more."""
+    if split is None:
+        return
+    given = f"{show_bytes(split.best_bytes)} of host memory to the KV tier" if split.best_bytes else "No KV tier"
+    each = " of each replica" if split.replicas > 1 and split.best_bytes else ""
+    severity: Severity = "info" if split.best_bytes == split.plan_bytes else "warning"
+    yield _found(severity, "host-memory", f"{given}{each}. {split.why}")
 
 
 def _page_cache(shared: SharedMemory) -> Iterator[Finding]:
@@ -89,7 +110,7 @@ def _pairs(models: Sequence[ResidentModel], machine: Machine, together: CoAccess
             if first == second or ratio < OFTEN or (a.group is not None and a.group == b.group):
                 continue
             cost = cold_load_s(a, machine) + cold_load_s(b, machine)
-            fit = a.total_bytes + b.total_bytes <= machine.memory_bytes
+            fit = a.total_bytes + b.total_bytes <= machine.models_bytes
             often = f"{show_percent(ratio)} of requests for {first} are followed by one for {second} within "
             text = often + f"{show_duration(together.window_s)}: "
             text += "keep both resident" if fit else "they do not fit together, so shrink one until they do"

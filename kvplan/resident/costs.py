@@ -26,13 +26,18 @@ def cold_load_s(model: ResidentModel, machine: Machine) -> float:
 
 
 def shared_memory(models: Sequence[ResidentModel], machine: Machine) -> SharedMemory:
-    """Host memory between weight files, the KV tier and the rest. Beyond it every swap is cold."""
+    """Host memory between weight files, the KV tier and the rest. Beyond it every swap is cold.
+
+    In unified memory the models' KV cache and buffers are in it too; weights that are mapped count once.
+    """
     weights = sum(model.weights_bytes for model in models)
-    left = None
-    if machine.ram_bytes is not None:
-        left = max(0, machine.ram_bytes - machine.host_kv_bytes - machine.reserved_bytes)
+    left, host = None, machine.host_bytes
+    if host is not None:
+        left = max(0, host - machine.host_kv_bytes - machine.reserved_bytes)
+        if machine.unified:
+            left = max(0, left - sum(model.kv_bytes + model.compute_bytes for model in models))
     return SharedMemory(
-        ram_bytes=machine.ram_bytes,
+        ram_bytes=host,
         host_kv_bytes=machine.host_kv_bytes,
         reserved_bytes=machine.reserved_bytes,
         weights_bytes=weights,

@@ -27,6 +27,7 @@ _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 class _Machine(msgspec.Struct, forbid_unknown_fields=True):
     memory: str
+    unified: bool = False
     read_rate: str | None = None
     pattern: str = "mmap"
     pattern_ratio: float | None = None
@@ -113,8 +114,11 @@ def _machine(path: Path, given: _Machine) -> Machine:
         raise KvplanError(f"{path}: [machine] pattern = {given.pattern!r}: write mmap or direct")
     if given.pattern_ratio is not None and not 0 < given.pattern_ratio <= 1:
         raise KvplanError(f"{path}: [machine] pattern_ratio = {given.pattern_ratio}: write a share above 0 and up to 1")
+    if given.unified and given.ram is not None:
+        raise KvplanError(f"{path}: [machine] ram: unified memory is the host's: leave ram out, memory says it")
     return Machine(
         memory_bytes=sizes["memory"],
+        unified=given.unified,
         read_bytes_per_s=rates["read_rate"],
         pattern="mmap" if given.pattern == "mmap" else "direct",
         pattern_ratio=given.pattern_ratio,

@@ -63,6 +63,7 @@ def play(
         spans_total=run.span_count,
         swaps=tuple(run.swaps) if spans else (),
         swaps_total=run.swap_count,
+        held_idle_s=sum(unit.held_idle_s for unit in fresh),
     )
 
 
@@ -85,6 +86,7 @@ def _model(run: Play, index: int, status: np.ndarray, waits: np.ndarray) -> Mode
         reprefill_s=run.reprefill_s[index],
         restore_s=run.restore_s[index],
         wait=spread(waits[status == SERVED]),
+        held_idle_s=unit.held_idle_s,
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from kvplan.documents import Machine, ResidencyPolicy, ResidencySpan, ResidentModel, Swap
 from kvplan.resident.table import INTERRUPTED, LEFT, SERVED, SERVING, WAITING, Log, State, Unit
 
-DONE, LOADED, STOPPED, LEAVES, HELD, KEEP, SLEEP = range(7)
+DONE, LOADED, STOPPED, LEAVES, HELD, KEEP, SLEEP, COUNTED = range(8)
 KILL_S = 10.0  # a loading process does not read its stop message; llama.cpp kills it after its stop timeout
 KEPT = 2000  # spans and swaps that are kept; all are counted
 
@@ -71,6 +71,8 @@ class Play:
         until(math.inf)
         for unit in self.units:
             self._enter(unit, unit.state)
+            unit.counted = 0
+            self._held_idle(unit)
 
     def _until(self, time: float) -> None:
         """Let everything happen that is due by `time`."""
@@ -103,6 +105,8 @@ class Play:
                 self._tick()
             case 5 | 6:  # KEEP, SLEEP
                 self._clock(unit, kind)
+            case 7 if unit.generation == more >> 1:  # COUNTED
+                self._recount(unit, 1 if more & 1 else -1)
 
     # ---------------------------------------------------------------------------------------- requests
 
@@ -133,8 +137,7 @@ class Play:
         if unit.state != "busy":
             self._enter(unit, "busy")
         unit.in_flight.add(request)
-        if self.policy.busy_count != "misses" or not self._miscounted(request):
-            unit.counted += 1
+        self._count(unit, request, 1)
         self.status[request] = SERVING
         self.wait_s[request] = self.now - self.log.time_s[request]
         lasts = self.log.service_s[request]
@@ -144,8 +147,34 @@ class Play:
         if not unit.counted:
             self._idle(unit)
 
-    def _miscounted(self, request: int) -> bool:
-        return (request + 1) % self.policy.miscount_every == 0
+    def _count(self, unit: Unit, request: int, change: int) -> None:
+        """A request began or ended; the policy says whether and when the engine's count learns of it."""
+        kind = self.policy.busy_count
+        if kind == "exact":
+            unit.counted += change
+        elif kind == "stale":
+            self._at(self.now + self.policy.stale_s, COUNTED, unit.index, unit.generation << 1 | (change > 0))
+        elif (request + 1) % self.policy.miscount_every or (kind == "leaks" and change > 0):
+            unit.counted += change
+            self._held_idle(unit)
+
+    def _recount(self, unit: Unit, change: int) -> None:
+        """What a stale count learns late."""
+        unit.counted += change
+        self._held_idle(unit)
+        if not unit.counted:
+            self._idle(unit)
+            if self.queue:
+                self._tick()
+
+    def _held_idle(self, unit: Unit) -> None:
+        """Count the time in which the unit is idle and the engine takes it for busy."""
+        held = unit.state == "ready" and unit.counted > 0
+        if held and unit.held_since < 0:
+            unit.held_since = self.now
+        elif not held and unit.held_since >= 0:
+            unit.held_idle_s += self.now - unit.held_since
+            unit.held_since = -1.0
 
     def _context(self, request: int, unit: Unit) -> float:
         """Seconds to make good the context that a swap cost this request, by its session's last request."""
@@ -168,9 +197,7 @@ class Play:
     def _finish(self, request: int, unit: Unit) -> None:
         self.status[request] = SERVED
         unit.in_flight.remove(request)
-        busy_count = self.policy.busy_count
-        if busy_count == "exact" or not self._miscounted(request):
-            unit.counted -= 1
+        self._count(unit, request, -1)
         if not unit.in_flight:
             self._enter(unit, "ready")
         if not unit.counted:
@@ -207,6 +234,8 @@ class Play:
                     name = self.models[member].name
                     self.spans.append(ResidencySpan(model=name, state=old, from_s=unit.since, to_s=self.now))
         unit.state, unit.since = state, self.now
+        if unit.counted or unit.held_since >= 0:
+            self._held_idle(unit)
 
     def _load(self, unit: Unit) -> None:
         if unit.state != "sleeping":
@@ -214,7 +243,7 @@ class Play:
             self.peak_count = max(self.peak_count, self.count)
         self.bytes += unit.bytes
         self.peak_bytes = max(self.peak_bytes, self.bytes)
-        if self.bytes > self.machine.memory_bytes:
+        if self.bytes > self.machine.models_bytes:
             self.over_memory += 1
         self.order += 1
         unit.last_used = self.order
@@ -329,7 +358,9 @@ class Play:
     def _refuse(self, head: Unit) -> None:
         """Nobody may go: count who was passed over, and close the least recently used where the policy says so."""
         index = head.index
-        passed = [unit for unit in self.units if unit.state in ("busy", "loading") and not unit.pinned]
+        passed = [
+            unit for unit in self.units if not unit.pinned and (unit.counted or unit.state in ("busy", "loading"))
+        ]
         for unit in passed:
             if index not in unit.refused_for:
                 unit.refused_for.add(index)

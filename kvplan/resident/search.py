@@ -58,7 +58,7 @@ def _budgets(models: Sequence[ResidentModel], machine: Machine, log: Log) -> lis
     pinned = sum(unit.bytes for unit in made if unit.pinned)
     least = max(unit.bytes + pinned - (unit.bytes if unit.pinned else 0) for unit in made)
     sums = np.cumsum([unit.bytes for unit in ranked]).tolist()
-    inside = {min(max(least, size), machine.memory_bytes) for size in sums}
+    inside = {min(max(least, size), machine.models_bytes) for size in sums}
     return _spaced(sorted(inside))
 
 
@@ -72,7 +72,7 @@ def _candidate(
 ) -> Candidate:
     changed = replace(policy, max_models=value) if unit == "models" else replace(policy, budget_bytes=value)
     run = play(models, machine, log, changed, spans=False)
-    fits = value <= models_that_fit(models, machine.memory_bytes) if unit == "models" else value <= machine.memory_bytes
+    fits = value <= models_that_fit(models, machine.models_bytes) if unit == "models" else value <= machine.models_bytes
     return Candidate(
         value=value,
         fits=fits or (unit == "models" and run.policy.budget_bytes is not None),

@@ -12,7 +12,7 @@ from kvplan.units import show_bytes
 
 def safe_count(models: Sequence[ResidentModel], machine: Machine, search: LimitSearch | None) -> int:
     """Models to allow at once: the best of the search where it counts models, never more than fit in bytes."""
-    fit = max(1, models_that_fit(models, machine.memory_bytes))
+    fit = max(1, models_that_fit(models, machine.models_bytes))
     if search is not None and search.unit == "models" and search.best is not None:
         return min(fit, search.best)
     return fit
@@ -33,7 +33,7 @@ def settings(
 
 def _largest(models: Sequence[ResidentModel], machine: Machine, count: int) -> str:
     sizes = sorted((model.total_bytes for model in models), reverse=True)
-    return f"the {count} largest take {show_bytes(sum(sizes[:count]))} of {show_bytes(machine.memory_bytes)}"
+    return f"the {count} largest take {show_bytes(sum(sizes[:count]))} of {show_bytes(machine.models_bytes)}"
 
 
 def _context(model: ResidentModel) -> int | None:
@@ -106,7 +106,7 @@ def _groups(models: Sequence[ResidentModel], machine: Machine) -> list[tuple[str
     made += [(name, False, False, [m for m in models if m.group == name and not m.pinned]) for name in names]
     rest = [model for model in models if model.group is None and not model.pinned]
     if rest:
-        room = machine.memory_bytes - sum(model.total_bytes for model in pinned)
+        room = machine.models_bytes - sum(model.total_bytes for model in pinned)
         made.append(("shared", sum(model.total_bytes for model in rest) > room, False, rest))
     return made
 

@@ -66,6 +66,8 @@ class Unit:
     held: dict[tuple[int, int], int] = field(default_factory=dict)  # (model, session): tokens in its KV cache
     leaving_bytes: int = 0  # what it still holds while it stops
     deadlines: dict[int, float] = field(default_factory=dict)
+    held_since: float = -1.0  # since when it is idle though counted busy; -1: it is not
+    held_idle_s: float = 0.0
     timers: set[int] = field(default_factory=set)
     refused_for: set[int] = field(default_factory=set)
     loaded_before: bool = False
