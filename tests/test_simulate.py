@@ -414,7 +414,7 @@ def books_balance(world: World) -> None:
         assert gpu.free + gpu.private + len(gpu.users) + len(gpu.cached) == gpu.capacity
         assert gpu.free >= 0
         assert gpu.private >= 0
-        assert gpu.inserted == gpu.state.count(2) + sum(gpu.removed.values())
+        assert gpu.inserted == gpu.state.count(2) + gpu.unnamed + sum(gpu.removed.values())
         assert not gpu.cached.keys() & gpu.users.keys()
         for tier in (replica.tiers.host, replica.tiers.disk):
             if tier is not None:

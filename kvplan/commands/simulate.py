@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from kvplan.commands.options import BlockTokens, Format, Gpu, Json, Output, Quiet, SloTtft, TenantBy, Tokenizer, opt
 from kvplan.commands.plan import pick, planned, policy_of
 from kvplan.commands.workload import read_requests
-from kvplan.units import parse_duration, parse_rate
-
-if TYPE_CHECKING:
-    pass
+from kvplan.units import parse_duration, parse_rate, parse_tokens
 
 
 def simulate(
@@ -32,6 +29,20 @@ def simulate(
     fault: Annotated[
         list[str] | None,
         typer.Option("--fault", metavar="TIME:WHAT", help="Something that happens, such as 10m:restart=90s."),
+    ] = None,
+    closed_loop: Annotated[
+        bool,
+        typer.Option("--closed-loop", help="A later turn comes when the one before was answered and thought over."),
+    ] = False,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="N clients send the log in order, each when its last answer is there."),
+    ] = None,
+    kv_tokens: Annotated[
+        str | None, typer.Option(metavar="TOKENS", help="The KV cache of one replica, where it is not the plan's.")
+    ] = None,
+    output_blocks: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Blocks of answers: forget, keep (take room) or reuse.")
     ] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step.")] = 8192,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in the engine at once.")] = 256,
@@ -71,6 +82,8 @@ def simulate(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
         memory_bytes_per_s=opt("--memory-rate", memory_rate, parse_rate),
+        kv_tokens=opt("--kv-tokens", kv_tokens, parse_tokens),
+        output_blocks=opt("--output-blocks", output_blocks, stage.output_rule),
     )
     with progress(quiet) as listen:
         requests = read_requests(
@@ -93,6 +106,7 @@ def simulate(
             limit=limit,
             slo_ttft_s=opt("--slo-ttft", slo_ttft, parse_duration),
             options=options,
+            loop=stage.loop_of(closed_loop, concurrency),
             progress=listen,
         )
     answer(wrap(data), as_json=as_json, output=output, quiet=quiet)

@@ -49,6 +49,18 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     request: Count | None = None
 
 
+class Loop(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether arrivals wait for answers.
+
+    open: requests come when the log has them, whatever the engine does. sessions (closed): a later turn of a
+    conversation comes when the turn before was answered and its time to think is over. concurrency (closed):
+    `concurrency` clients send the log's requests in order, each its next one when its last one is over.
+    """
+
+    kind: Literal["open", "sessions", "concurrency"] = "open"
+    concurrency: Count | None = None
+
+
 class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
     """A link that carries one transfer after the other in each direction: `latency_s` each, then its bytes."""
 
@@ -61,7 +73,9 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     """One replica as the simulation sees it. Tiers and links move `tier_bytes_per_token`, of all ranks together.
 
     A step takes t0 + max(a * tokens + b * sum of chunk * (2 * context + chunk), `weights_s`) + cached tokens read by
-    decoding * `kv_s_per_token` seconds, with t0, a and b of recomputing.
+    decoding * `kv_s_per_token` seconds, with t0, a and b of recomputing. `output_blocks` says what becomes of the full
+    blocks of answers: free at once (forget), cached until their turn comes, with nobody to ask for them (keep), or
+    cached under the names that the log's next prompt has for them, which is an upper bound (reuse).
     """
 
     kv_tokens: Tokens
@@ -76,6 +90,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: Count = 256
     replicas: Count = 1
     routing: Literal["affinity", "session", "round-robin"] = "affinity"
+    output_blocks: Literal["forget", "keep", "reuse"] = "forget"
     host_link: LinkModel | None = None
     disk_link: LinkModel | None = None
 
@@ -158,6 +173,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     failed_loads: Count
     tiers: tuple[TierUse, ...]
     slices: tuple[Slice, ...]
+    completed_per_s: float | None = None
     sustainable: SustainableRate | None = None
 
 
@@ -165,15 +181,17 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     """One schedule, played in several arms by the same model.
 
     True times are expected between `time_low_ratio` and `time_high_ratio` times those stated; differences between arms
-    share most of that error. `rate_scale` is how much faster than logged the requests arrive.
+    share most of that error. `rate_scale` is how much faster than logged the requests arrive, `requests_per_s` the rate
+    that this makes, None where arrivals do not follow the log. Of them `follow_ups` waited for an answer, in a closed
+    loop of sessions. `model` is None where the engine was given by its figures.
     """
 
     sources: tuple[LogSource, ...]
-    model: ModelRef
+    model: ModelRef | None
     engine: EngineModel
     requests: Count
     rate_scale: float
-    requests_per_s: float
+    requests_per_s: float | None
     arms: tuple[ArmResult, ...]
     faults: tuple[Fault, ...]
     time_low_ratio: float
@@ -181,4 +199,6 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     band: str
     not_modelled: tuple[str, ...]
     evidence: tuple[Evidence, ...]
+    loop: Loop = Loop()
+    follow_ups: Count = 0
     findings: tuple[Finding, ...] = ()

@@ -24,7 +24,7 @@ def page(document: Document[Simulation]) -> Page:
     )
     return Page(
         kind=document.kind,
-        title=f"{simulation.requests:,} requests to {parts.model_name(simulation.model)}, played",
+        title=f"{simulation.requests:,} requests to {_model(simulation)}, played",
         lead=_lead(simulation),
         origin=parts.origin(document),
         sections=sections,
@@ -34,7 +34,7 @@ def page(document: Document[Simulation]) -> Page:
 def _lead(simulation: Simulation) -> str:
     """The second arm (offload on) against the first (off): the rates that hold where they are known, else times."""
     off, *others = simulation.arms
-    pace = f"At {simulation.requests_per_s:.3g} requests/s"
+    pace = f"With {_pace(simulation)}"
     if not others:
         return f"{pace}, arm {off.arm.name} alone: {show_percent(off.hit_ratio)} of input tokens hit."
     on = others[0]
@@ -48,6 +48,22 @@ def _lead(simulation: Simulation) -> str:
     if off.ttft is None or on.ttft is None:
         return f"{line}."
     return f"{line}, p90 TTFT {show_duration(off.ttft.p90)} to {show_duration(on.ttft.p90)}."
+
+
+def _model(simulation: Simulation) -> str:
+    return "an engine given by its figures" if simulation.model is None else parts.model_name(simulation.model)
+
+
+def _pace(simulation: Simulation) -> str:
+    """How requests come."""
+    loop = simulation.loop
+    if loop.kind == "concurrency":
+        return f"{parts.plural(loop.concurrency or 0, 'client')}, each waiting for its answer (closed loop)"
+    if loop.kind == "sessions":
+        return f"{simulation.follow_ups:,} later turns that wait for the answer before (closed loop)"
+    return (
+        parts.NONE if simulation.requests_per_s is None else f"{simulation.requests_per_s:.3g} requests/s (open loop)"
+    )
 
 
 def _spread(times: Spread | None) -> str:
@@ -196,7 +212,7 @@ def _engine(simulation: Simulation) -> Section:
         Fact(label="KV cache of a replica", value=f"{show_tokens(engine.kv_tokens)} tokens"),
         Fact(label="blocks", value=f"{engine.block_tokens:,} tokens", note="the log's"),
         Fact(label="replicas", value=f"{engine.replicas:,}", note=engine.routing),
-        Fact(label="arrivals", value=f"{simulation.requests_per_s:.3g}/s", note=f"{simulation.rate_scale:g} x the log"),
+        Fact(label="arrivals", value=_pace(simulation), note=f"{simulation.rate_scale:g} x the log"),
     )
     rows = [Row(cells=(one.what, one.value, one.provenance, one.source, one.date or "")) for one in simulation.evidence]
     table = parts.table("what|value|?from|source|date", rows)

@@ -24,6 +24,8 @@ class GpuCache:
         self.users: dict[int, int] = {}
         self.cached: OrderedDict[int, float] = OrderedDict()  # ready and unused, least recent first: when released
         self.version = 0
+        self.unnamed = 0  # cached blocks that no request of the log can ask for: keys below 0
+        self.last_key = 0
         self.inserted = 0
         self.removed: Counter[str] = Counter()
 
@@ -42,13 +44,31 @@ class GpuCache:
         gone = []
         while self.free < count:
             block, _ = self.cached.popitem(last=False)
-            self.state[block] = ABSENT
-            self.removed["capacity"] += 1
-            self.free += 1
-            gone.append(block)
+            self._drop(block, "capacity")
+            if block >= 0:
+                gone.append(block)
         self.free -= count
         self.private += count
         return gone
+
+    def _drop(self, block: int, reason: str) -> None:
+        """A block that is no longer cached is free."""
+        if block < 0:
+            self.unnamed -= 1
+        else:
+            self.state[block] = ABSENT
+        self.removed[reason] += 1
+        self.free += 1
+
+    def keep(self, count: int, now: float) -> None:
+        """Private blocks that are full of tokens nobody will ask for stay cached until their turn comes to go."""
+        for _ in range(count):
+            self.last_key -= 1
+            self.cached[self.last_key] = now
+        self.unnamed += count
+        self.private -= count
+        self.inserted += count
+        self.version += 1
 
     def name(self, block: int) -> None:
         """A private block will hold this block of the log, for others to use once it is ready."""
@@ -89,13 +109,12 @@ class GpuCache:
             if released >= now - self.ttl_s:
                 return
             del self.cached[block]
-            self.state[block] = ABSENT
-            self.free += 1
-            self.removed["ttl"] += 1
+            self._drop(block, "ttl")
 
     def clear(self) -> None:
         """A restart: every block is gone."""
-        self.removed["restart"] += self.state.count(READY)
+        self.removed["restart"] += self.state.count(READY) + self.unnamed
+        self.unnamed = 0
         self.state = bytearray(len(self.state))
         self.users.clear()
         self.cached.clear()

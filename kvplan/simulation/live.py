@@ -10,11 +10,13 @@ class Live:
 
     `path` are its full blocks, of which it may reuse the first `reusable` (the last token is always computed). `held`
     are the blocks of its path that it pins, `owned` those of them that it computes or loads, as places on the path.
-    `epoch` rises whenever it loses its place, so that late events know.
+    `answer` are the full blocks that its output completes, where a later prompt of the log says which they are. `rank`
+    is its place in the order of arrivals. `epoch` rises whenever it loses its place, so that late events know.
     """
 
     __slots__ = (
         "admitted_at",
+        "answer",
         "arrived_at",
         "cause",
         "emitted",
@@ -34,6 +36,7 @@ class Live:
         "path",
         "private",
         "progress",
+        "rank",
         "replica",
         "reusable",
         "session",
@@ -50,6 +53,8 @@ class Live:
         self.path = path
         self.reusable = min(len(path), (self.input_tokens - 1) // block_tokens)
         self.session = session
+        self.answer: list[int] = []
+        self.rank = -1  # not there yet
         self.state = WAITING
         self.replica = 0
         self.epoch = 0

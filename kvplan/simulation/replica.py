@@ -32,6 +32,7 @@ class Replica:
         self.model = model
         self.wait_for_others = arm.in_flight == "wait"
         self.on_eviction = arm.store == "on-eviction"
+        self.keeps_output = model.output_blocks != "forget"
         self.at = at
         self.next_event = next_event
         self.left = left
@@ -68,7 +69,7 @@ class Replica:
         if self._blocks(request.input_tokens + request.output_tokens - 1) > self.gpu.capacity:
             self._end(request, now, "does not fit")
             return
-        heapq.heappush(self.waiting, (request.index, request))
+        heapq.heappush(self.waiting, (request.rank, request))
 
     def cancel(self, request: Live, now: float, cause: str) -> None:
         """The client is gone: what the request holds is free again, at the end of a step that runs it."""
@@ -284,8 +285,20 @@ class Replica:
     def _finish(self, request: Live, now: float, decoding: bool = True) -> None:
         if decoding:
             self._stop_decoding(request)
+        self._name_answer(request, now)
         self._release(request, now)
         self._end(request, now)
+
+    def _name_answer(self, request: Live, now: float) -> None:
+        """The answer's full blocks are there for the prompts that will repeat it, where the log knows them."""
+        named = [block for block in request.answer if not self.gpu.state[block]]
+        for block in named:
+            self.gpu.name(block)
+            self.gpu.ready(block)
+        request.held += named
+        request.private -= len(named)
+        if named and not self.on_eviction:
+            self.tiers.store(named, now, request.hold)
 
     def _stop_decoding(self, request: Live) -> None:
         done = self.decode_step - request.entered
@@ -299,6 +312,8 @@ class Replica:
         for place in request.owned:
             self.owners.pop(request.path[place], None)
         done = len(request.held) - len(request.owned)
+        if self.keeps_output:  # before its path, so that the leaf goes first
+            self._keep_output(request, done, now)
         self.gpu.release(request.held[done:], now)
         hold = request.hold
         if hold is not None and hold.copies:
@@ -310,6 +325,15 @@ class Replica:
             self.tiers.touch(request.path, now, again=False)
         request.held, request.owned, request.private, request.hold = [], [], 0, None
         request.epoch += 1
+
+    def _keep_output(self, request: Live, named: int, now: float) -> None:
+        """Full blocks beyond those that have a name: answers, and copies of what another request computed too."""
+        computed = request.progress
+        if computed == request.target:
+            computed = request.input_tokens + max(0, request.emitted - 1)  # the last token's own KV is not computed
+        kept = min(request.private, max(0, computed // self.model.block_tokens - named))
+        self.gpu.keep(kept, now)
+        request.private -= kept
 
     # ------------------------------------------------------------------------------- preemption and leaving
 
@@ -342,7 +366,7 @@ class Replica:
         request.state = WAITING
         request.progress = 0
         request.target = request.input_tokens + request.emitted
-        heapq.heappush(self.waiting, (request.index, request))
+        heapq.heappush(self.waiting, (request.rank, request))
 
     def _withdraw(self, request: Live, now: float) -> None:
         """Take a request out of wherever it is."""
@@ -360,7 +384,7 @@ class Replica:
     def _unpark(self, owner: Live) -> None:
         for request in self.parked.pop(owner.index, ()):
             request.state = WAITING
-            heapq.heappush(self.waiting, (request.index, request))
+            heapq.heappush(self.waiting, (request.rank, request))
 
     def restart(self, now: float, down_s: float, survives: tuple[str, ...]) -> None:
         """The engine dies: its GPU cache and all progress are gone, clients ask again, `down_s` later it is back."""

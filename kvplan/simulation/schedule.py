@@ -6,18 +6,27 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from kvplan.documents import Requests
+from kvplan.documents import Loop, Requests
 from kvplan.errors import KvplanError
+from kvplan.simulation.loops import OPEN, answers, turns
 from kvplan.simulation.world import Schedule
 
 Share: TypeAlias = Literal["all", "tenant", "none"]
 
 
-def schedule_of(requests: Requests, rate_scale: float, limit: int | None, share: Share = "all") -> Schedule:
+def schedule_of(
+    requests: Requests,
+    rate_scale: float,
+    limit: int | None,
+    share: Share = "all",
+    loop: Loop = OPEN,
+    names_output: bool = False,
+) -> Schedule:
     """The first `limit` requests, arriving `rate_scale` times as fast as logged.
 
-    Whoever must not share gets blocks of its own: each tenant (requests that name none are one), or each request.
-    Raises KvplanError for a log without time stamps, blocks or requests.
+    Whoever must not share gets blocks of its own: each tenant (requests that name none are one), or each request. In a
+    closed loop of sessions the scale is for first turns alone: people do not think faster. `names_output` says which
+    blocks answers become. Raises KvplanError for a log without time stamps (clients need none), blocks or requests.
     """
     count = len(requests.time_s) if limit is None else min(limit, len(requests.time_s))
     if not count:
@@ -26,7 +35,7 @@ def schedule_of(requests: Requests, rate_scale: float, limit: int | None, share:
         raise KvplanError(
             "the log has lengths only, so what it reuses is unknown: play a log with block hashes or text"
         )
-    if np.isnan(requests.time_s[:count]).any():
+    if loop.kind != "concurrency" and np.isnan(requests.time_s[:count]).any():
         raise KvplanError("the log has no time stamps, so nothing can be said about waiting: give a log that has them")
     offsets = requests.offsets[: count + 1]
     blocks = requests.blocks[: offsets[-1]].astype(np.int64)
@@ -38,11 +47,17 @@ def schedule_of(requests: Requests, rate_scale: float, limit: int | None, share:
     unique = int(blocks.max()) + 1 if blocks.size else 0
     names, starts, inputs = blocks.tolist(), offsets.tolist(), requests.input_tokens[:count].tolist()
     size = requests.block_tokens
+    paths = [names[starts[r] : min(starts[r + 1], starts[r] + inputs[r] // size)] for r in range(count)]
+    times = np.zeros(count) if loop.kind == "concurrency" else (requests.time_s[:count] - requests.time_s[0])
+    after = turns(requests, paths) if names_output or loop.kind == "sessions" else []
     return Schedule(
-        times=((requests.time_s[:count] - requests.time_s[0]) / rate_scale).tolist(),
+        times=(times / rate_scale).tolist(),
         sizes=list(zip(inputs, requests.output_tokens[:count].tolist(), strict=True)),
-        paths=[names[starts[r] : min(starts[r + 1], starts[r] + inputs[r] // size)] for r in range(count)],
+        paths=paths,
         sessions=requests.session[:count].tolist(),
         unique=unique,
         block_tokens=size,
+        after=after if loop.kind == "sessions" else (),
+        answers=answers(requests, paths, after) if names_output else (),
+        clients=loop.concurrency if loop.kind == "concurrency" else None,
     )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from kvplan.catalog import gpu as catalogue_gpu
-from kvplan.documents import Arm, EngineModel, Evidence, LinkModel, Plan, Prefill, Provenance
+from kvplan.documents import Arm, EngineModel, Evidence, LinkModel, Loop, ModelRef, Plan, Prefill, Provenance
 from kvplan.errors import KvplanError
 from kvplan.units import show_duration, show_rate, show_tokens
 
@@ -21,8 +22,9 @@ NOT_MODELLED = (
     "speculative decoding, hybrid and windowed layers, prefill and decoding on separate engines",
     "blocks smaller than the log's: a prefix is reused in whole blocks of the log",
     "reuse of generated tokens before a later prompt of the log brings them back under its own ids",
-    "clients that wait for an answer before they ask again: arrivals stay where the log has them",
 )
+_OPEN = "clients that wait for an answer before they ask again: arrivals stay where the log has them"
+_KEEPS_OUTPUT = ("vllm", "sglang", "tensorrt-llm")  # their prefix caches hold answers like prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,41 @@ class Options:
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 256
     memory_bytes_per_s: float | None = None
+    kv_tokens: int | None = None
+    output_blocks: Literal["forget", "keep", "reuse"] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is played: an engine, where its figures are from, its usual arms, and how far its times may be off."""
+
+    engine: EngineModel
+    evidence: tuple[Evidence, ...]
+    arms: tuple[Arm, ...]
+    band: tuple[float, float]
+    model: ModelRef | None
+
+
+def subject_of(plan: Plan | EngineModel, block_tokens: int, options: Options) -> Subject:
+    """A plan's engine and arms, or an engine given by its figures. Raises KvplanError where they do not go together."""
+    if not isinstance(plan, EngineModel):
+        engine, evidence = engine_of(plan, block_tokens, options)
+        model = plan.inputs.estimate.data.model
+        return Subject(engine=engine, evidence=evidence, arms=default_arms(plan), band=band(plan.prefill), model=model)
+    if plan.block_tokens != block_tokens:
+        raise KvplanError(
+            f"the engine has blocks of {plan.block_tokens:,} tokens and the log of {block_tokens:,}: read the log in "
+            "the engine's blocks (--block-tokens, for logs with text), or play an engine with the log's"
+        )
+    what = f"{show_tokens(plan.kv_tokens)} tokens of KV cache, {show_duration(plan.a_s_per_token)} a token"
+    given = _evidence("engine", what, "configured", "figures given to the simulation")
+    alone = (Arm(name="off"),)
+    return Subject(engine=plan, evidence=(given,), arms=alone, band=(1 - ERROR, 1 + ERROR), model=None)
+
+
+def not_modelled(loop: Loop) -> tuple[str, ...]:
+    """What the figures leave out."""
+    return (*NOT_MODELLED, _OPEN) if loop.kind == "open" else NOT_MODELLED
 
 
 def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineModel, tuple[Evidence, ...]]:
@@ -42,7 +79,7 @@ def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMo
     per_gpu = max(estimate.kv.bytes_per_token_per_gpu, -(-per_token // gpus))
     rate, rate_from, rate_source = _memory_rate(plan, options.memory_bytes_per_s)
     weights = estimate.weights.bytes_per_gpu if estimate.weights else 0
-    tokens = plan.budgets.gpu.usable_bytes // (per_gpu * gpus)
+    tokens = options.kv_tokens or plan.budgets.gpu.usable_bytes // (per_gpu * gpus)
     if tokens < block_tokens:
         raise KvplanError(
             f"the plan leaves {tokens:,} tokens of KV cache on the GPU, less than one block of {block_tokens:,}: "
@@ -61,22 +98,28 @@ def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMo
         max_num_seqs=options.max_num_seqs,
         replicas=plan.policy.replicas * max(1, estimate.parallel.dp),
         routing=plan.policy.routing,
+        output_blocks=options.output_blocks or ("keep" if estimate.engine in _KEEPS_OUTPUT else "forget"),
         host_link=_link(plan, "host", per_token),
         disk_link=_link(plan, "disk", per_token),
     )
     memory = _evidence("GPU memory rate", show_rate(rate), rate_from, rate_source)
-    return model, (*_evidences(plan, model, prefill), memory)
+    return model, (*_evidences(plan, model, prefill, options), memory)
 
 
 def _evidence(what: str, value: str, provenance: Provenance, source: str) -> Evidence:
     return Evidence(what=what, value=value, provenance=provenance, source=source)
 
 
-def _evidences(plan: Plan, model: EngineModel, prefill: Prefill) -> tuple[Evidence, ...]:
+def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Options) -> tuple[Evidence, ...]:
     cost = f"{show_duration(prefill.seconds(8192))} for 8,192 tokens"
     limits = f"{model.max_num_batched_tokens:,} tokens a step, {model.max_num_seqs:,} sequences"
     rows = [
-        _evidence("KV cache of a replica", f"{show_tokens(model.kv_tokens)} tokens", "configured", "the plan"),
+        _evidence(
+            "KV cache of a replica",
+            f"{show_tokens(model.kv_tokens)} tokens",
+            "configured",
+            "--kv-tokens" if options.kv_tokens else "the plan",
+        ),
         _evidence("recompute cost", cost, prefill.provenance, prefill.source),
         _evidence("step limits", limits, "default", "--max-num-batched-tokens and --max-num-seqs"),
     ]

@@ -63,6 +63,7 @@ def summarise(world: World) -> ArmResult:
         ),
         mean_in_system=world.in_system_s / span if span else 0.0,
         makespan_s=span,
+        completed_per_s=sum(one.state == DONE for one in requests) / span if span else None,
         gpu_busy_ratio=_share(sum(one.busy_s for one in replicas), span * len(replicas)),
         prefill_tokens=sum(one.prefill_tokens for one in replicas),
         steps=sum(one.steps for one in replicas),
@@ -133,7 +134,7 @@ def _slices(world: World, admitted: list[Live]) -> tuple[Slice, ...]:
     """The schedule in tenths of time."""
     if not world.requests:
         return ()
-    width = max(world.requests[-1].arrived_at / SLICES, 1e-9)
+    width = max(max(one.arrived_at for one in world.requests) / SLICES, 1e-9)
     parts: list[list[Live]] = [[] for _ in range(SLICES)]
     for one in admitted:
         parts[min(SLICES - 1, int(one.arrived_at / width))].append(one)

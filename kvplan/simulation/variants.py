@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvplan.documents import Arm, Fault
+from kvplan.documents import Arm, Fault, Loop
 from kvplan.errors import UsageError
 from kvplan.units import parse_duration, parse_rate, parse_size
 
@@ -59,6 +59,20 @@ def arm_of(text: str) -> Arm:
     if values.get("host_link_bytes_per_s") == 0:
         raise UsageError("--arm host-link: a link without a rate carries nothing: give one above 0")
     return Arm(name=name.strip(), **values)
+
+
+def output_rule(text: str) -> Any:
+    """What becomes of the blocks of answers: forget, keep or reuse."""
+    return _one_of("forget", "keep", "reuse")(text)
+
+
+def loop_of(sessions: bool, concurrency: int | None) -> Loop:
+    """Open where neither closed loop is asked for. Raises UsageError where both are."""
+    if sessions and concurrency is not None:
+        raise UsageError("--closed-loop and --concurrency are two different loops: ask for one of them")
+    if concurrency is not None:
+        return Loop(kind="concurrency", concurrency=concurrency)
+    return Loop(kind="sessions" if sessions else "open")
 
 
 _FAULTS = "restart, restart-keep-host, lose-host, lose-disk, slow-host, slow-disk, fail-loads, client-gone"

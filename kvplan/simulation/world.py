@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from kvplan.documents import Arm, EngineModel, Fault
 from kvplan.progress import Progress, silent
 from kvplan.simulation.live import DONE, GONE, Live
+from kvplan.simulation.loops import Turn
 from kvplan.simulation.replica import Replica
 
 SAMPLES = 120  # of the host tier's occupancy, over the schedule
@@ -19,7 +20,11 @@ SAMPLES = 120  # of the host tier's occupancy, over the schedule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """What arrives: `paths` are the full blocks of each request, dense ids below `unique`; times start at 0."""
+    """What arrives: `paths` are the full blocks of each request, dense ids below `unique`; times start at 0.
+
+    A request with a turn in `after` comes once that answer is over. With `clients`, so many requests are there at
+    once: the next of the schedule comes when one ends. `answers` are the blocks that outputs become, where known.
+    """
 
     times: Sequence[float]
     sizes: Sequence[tuple[int, int]]
@@ -27,6 +32,27 @@ class Schedule:
     sessions: Sequence[int]
     unique: int
     block_tokens: int
+    after: Sequence[Turn | None] = ()
+    answers: Sequence[list[int]] = ()
+    clients: int | None = None
+
+
+def _order(schedule: Schedule) -> tuple[list[int], dict[int, list[tuple[int, float]]], deque[int]]:
+    """Who comes at a time of its own, in order; who after whose answer, and how long after; who when a client is free.
+
+    A client that waits for nobody's answer takes the next of the schedule.
+    """
+    count = len(schedule.times)
+    if schedule.clients is not None:
+        return list(range(min(schedule.clients, count))), {}, deque(range(schedule.clients, count))
+    first, later = list[int](), dict[int, list[tuple[int, float]]]()
+    for index in range(count):
+        turn = schedule.after[index] if schedule.after else None
+        if turn is None:
+            first.append(index)
+        else:
+            later.setdefault(turn.after, []).append((index, turn.think_s))
+    return first, later, deque()
 
 
 class World:
@@ -52,11 +78,16 @@ class World:
                 zip(schedule.times, schedule.sizes, schedule.paths, schedule.sessions, strict=True)
             )
         ]
+        for request, answer in zip(self.requests, schedule.answers, strict=False):
+            request.answer = answer
+        self.first, self.next_turns, self.queue = _order(schedule)
+        self.entered = 0  # of `first`
         self.arrived = 0
         self.ended = 0
         self.in_system = 0
         self.in_system_s = 0.0
         self.last_change = 0.0
+        self.progress = silent
         self.occupancy: list[tuple[float, int]] = []
         self.homes: OrderedDict[int, int] = OrderedDict()
         self.replicas = [
@@ -72,36 +103,52 @@ class World:
 
     def next_event(self) -> float:
         """When something happens next, the end of a step not yet begun aside."""
-        coming = self.requests[self.arrived].arrived_at if self.arrived < len(self.requests) else math.inf
-        return min(coming, self.events[0][0] if self.events else math.inf)
+        return min(self._first_arrival(), self.events[0][0] if self.events else math.inf)
+
+    def _first_arrival(self) -> float:
+        """When the next request comes that waits for nobody's answer."""
+        return self.requests[self.first[self.entered]].arrived_at if self.entered < len(self.first) else math.inf
 
     def play(self, progress: Progress = silent) -> None:
         """Play the schedule to its end."""
-        count, every = len(self.requests), max(1, len(self.requests) // SAMPLES)
-        while self.ended < count:
-            if self.arrived < count and (not self.events or self.requests[self.arrived].arrived_at < self.events[0][0]):
-                request = self.requests[self.arrived]
-                if request.index % every == 0:
-                    progress(f"playing arm {self.arm.name}", request.index / count)
-                    self.occupancy.append((request.arrived_at, self._host_blocks()))
-                self._arrive(request)
+        self.progress = progress
+        while self.ended < len(self.requests):
+            when = self._first_arrival()
+            if when < math.inf and (not self.events or when < self.events[0][0]):
+                request = self.requests[self.first[self.entered]]
+                self.entered += 1
+                self._arrive(when, request)
+                if self._first_arrival() > when:
+                    self._start(when)  # those that arrive together are looked at together
             else:
                 self.now, _, call, arguments = heapq.heappop(self.events)
                 call(self.now, *arguments)
             if self.watch is not None:
                 self.watch(self)
 
-    def _arrive(self, request: Live) -> None:
+    def _arrive(self, now: float, request: Live) -> None:
+        every = max(1, len(self.requests) // SAMPLES)
+        if self.arrived % every == 0:
+            self.progress(f"playing arm {self.arm.name}", self.arrived / len(self.requests))
+            self.occupancy.append((now, self._host_blocks()))
+        request.arrived_at, request.rank = now, self.arrived
         self.arrived += 1
-        self.now = request.arrived_at
-        self._count(self.now, 1)
+        self.now = now
+        self._count(now, 1)
         if request.state == GONE:  # a client may be gone before its turn
-            self._left(self.now, request)
+            request.ended_at = now
+            self._left(now, request)
         else:
-            self._route(request).arrive(request, self.now)
-        if self.arrived == len(self.requests) or self.requests[self.arrived].arrived_at > self.now:
-            for replica in self.replicas:  # those that arrive together are looked at together
-                replica.start(self.now)
+            self._route(request).arrive(request, now)
+
+    def _start(self, now: float) -> None:
+        for replica in self.replicas:
+            replica.start(now)
+
+    def _follow(self, now: float, request: Live) -> None:
+        """A request that waited for an answer arrives."""
+        self._arrive(now, request)
+        self._start(now)
 
     def _count(self, now: float, change: int) -> None:
         self.in_system_s += self.in_system * (now - self.last_change)
@@ -111,6 +158,10 @@ class World:
     def _left(self, now: float, request: Live) -> None:
         self.ended += 1
         self._count(now, -1)
+        for index, think_s in self.next_turns.get(request.index, ()):
+            self.at(now + think_s, self._follow, (self.requests[index],))
+        if self.queue:
+            self.at(now, self._follow, (self.requests[self.queue.popleft()],))
 
     def _host_blocks(self) -> int:
         return sum(one.tiers.host.used for one in self.replicas if one.tiers.host is not None)
@@ -160,8 +211,7 @@ class World:
         if index is None or index >= len(self.requests):
             return
         request = self.requests[index]
-        if index < self.arrived:
+        if request.rank >= 0:
             self.replicas[request.replica].cancel(request, now, "client gone")
         elif request.state not in (DONE, GONE):
             request.state, request.cause = GONE, "client gone"
-            request.ended_at = request.arrived_at

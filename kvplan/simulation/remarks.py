@@ -1,0 +1,91 @@
+"""What a reader must know of a simulation, from its results, its log, its plan and its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvplan.documents import ArmResult, EngineModel, Finding, Loop, Plan, Requests
+from kvplan.simulation.loops import Turn
+
+SATURATED = 0.97
+
+
+def of_results(results: Sequence[ArmResult]) -> tuple[Finding, ...]:
+    findings = []
+    if len(results) == 1:
+        text = "no tier has any memory, so there is only the arm without: add one with --arm to compare"
+        findings.append(Finding(severity="info", code="one-arm", text=text))
+    unfit = max(result.cancelled.get("does not fit", 0) for result in results)
+    if unfit:
+        text = f"{unfit:,} requests are longer than the GPU's whole KV cache: turned away in every arm"
+        findings.append(Finding(severity="warning", code="does-not-fit", text=text))
+    full = [result.arm.name for result in results if result.gpu_busy_ratio > SATURATED]
+    if full:
+        text = (
+            f"the engine is busy more than {SATURATED:.0%} of the time in {', '.join(full)}: at or past saturation a "
+            "queue grows with the log, and its waiting says little; compare sustainable rates (--slo-ttft)"
+        )
+        findings.append(Finding(severity="warning", code="saturated", text=text))
+    return tuple(findings)
+
+
+def of_log(requests: Requests) -> tuple[Finding, ...]:
+    """What the log leaves out."""
+    if requests.output_tokens.any():
+        return ()
+    text = "the log states no output lengths: every answer is played as one token, so decoding is not there"
+    return (Finding(severity="warning", code="no-output", text=text),)
+
+
+def of_plan(plan: Plan | EngineModel, requests: Requests) -> tuple[Finding, ...]:
+    """What the plan asks for that the model takes otherwise; an engine given by its figures asks for nothing."""
+    if isinstance(plan, EngineModel):
+        return ()
+    policy, groups = plan.policy, plan.inputs.estimate.data.groups
+    kinds = sorted({group.kind for group in groups if group.kind in ("sliding", "chunked", "recurrent", "cross")})
+    cases: tuple[tuple[bool, str, str], ...] = (
+        (
+            bool(kinds),
+            "layers-not-modelled",
+            f"{', '.join(kinds)} layers are played as if they kept every token at the plan's bytes a token",
+        ),
+        (
+            policy.growth != 1,
+            "growth",
+            f"the plan is for {policy.growth:g} times the log's demand: play that with --rate-scale {policy.growth:g}",
+        ),
+        (
+            policy.routing == "session" and not (requests.session >= 0).any(),
+            "no-sessions",
+            "the log names no sessions: requests go where most of their prompt went last, else to the least busy",
+        ),
+    )
+    return tuple(Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds)
+
+
+def of_loop(requests: Requests, loop: Loop, after: Sequence[Turn | None]) -> tuple[Finding, ...]:
+    """How conversations were found and how long people think, in a closed loop of sessions."""
+    if loop.kind != "sessions":
+        return ()
+    waiting = [index for index, turn in enumerate(after) if turn is not None]
+    if not waiting:
+        text = "no request goes on from an answer: in this log a closed loop of sessions is an open one"
+        return (Finding(severity="warning", code="no-conversations", text=text),)
+    found = []
+    named = sum(bool(requests.session[index] >= 0) for index in waiting)
+    if named < len(waiting):
+        text = (
+            f"{len(waiting) - named:,} requests are taken as later turns because their prompt goes on from a whole "
+            "earlier one that nobody else had: the log names no session for them"
+        )
+        found.append(Finding(severity="info", code="turns-by-prefix", text=text))
+    untimed = sum(bool(np.isnan(requests.duration_s[turn.after])) for turn in after if turn is not None)
+    if untimed:
+        text = (
+            f"for {untimed:,} answers the log does not say how long they took: people are played as thinking from one "
+            "arrival to the next, so that later turns come late by what the answer took then"
+        )
+        found.append(Finding(severity="warning", code="thinking-too-long", text=text))
+    return tuple(found)
