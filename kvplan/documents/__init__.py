@@ -111,21 +111,6 @@ from kvplan.documents.estimate import (
 from kvplan.documents.estimate import (
     Parallel as Parallel,
 )
-from kvplan.documents.export import (
-    ConfigCheck as ConfigCheck,
-)
-from kvplan.documents.export import (
-    ConfigForm as ConfigForm,
-)
-from kvplan.documents.export import (
-    ConfigPart as ConfigPart,
-)
-from kvplan.documents.export import (
-    Export as Export,
-)
-from kvplan.documents.export import (
-    Knob as Knob,
-)
 from kvplan.documents.model import (
     CatalogueModel as CatalogueModel,
 )
@@ -272,9 +257,6 @@ from kvplan.documents.probe import (
 )
 from kvplan.documents.requests import (
     Requests as Requests,
-)
-from kvplan.documents.requests import (
-    Texts as Texts,
 )
 from kvplan.documents.residency import (
     Candidate as Candidate,
