@@ -75,7 +75,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     A step takes t0 + max(a * tokens + b * sum of chunk * (2 * context + chunk), `weights_s`) + cached tokens read by
     decoding * `kv_s_per_token` seconds, with t0, a and b of recomputing. `output_blocks` says what becomes of the full
     blocks of answers: free at once (forget), cached until their turn comes, with nobody to ask for them (keep), or
-    cached under the names that the log's next prompt has for them, which is an upper bound (reuse).
+    cached under the names that the log's next prompt has for them, which is an upper bound (reuse). With
+    `same_step_hits` a request may use blocks that the step it begins in is about to compute.
     """
 
     kv_tokens: Tokens
@@ -91,6 +92,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     replicas: Count = 1
     routing: Literal["affinity", "session", "round-robin"] = "affinity"
     output_blocks: Literal["forget", "keep", "reuse"] = "forget"
+    same_step_hits: bool = False
     host_link: LinkModel | None = None
     disk_link: LinkModel | None = None
 

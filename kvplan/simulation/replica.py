@@ -51,6 +51,7 @@ class Replica:
         self.grows: Agenda = []
         self.leaving: list[tuple[Live, str]] = []
         self.generation = 0
+        self.in_step: set[int] = set()  # blocks that the step being planned will complete, where that may be hit
         self.stepping = False
         self.step_began = 0.0
         self.down_until = 0.0
@@ -110,13 +111,14 @@ class Replica:
                 return
             heapq.heappop(self.waiting)
             if head.state == PREFILL:
+                self._plan(head, budget)
                 budget -= head.target - head.progress
 
     def _place(self, request: Live, now: float) -> bool:
         """Give a request all the blocks of its prompt; False where they are not to be had."""
         gpu, path = self.gpu, request.path
         hits = 0
-        while hits < request.reusable and gpu.state[path[hits]] == READY:
+        while hits < request.reusable and (gpu.state[path[hits]] == READY or path[hits] in self.in_step):
             hits += 1
         if self.wait_for_others and hits < request.reusable and gpu.state[path[hits]] == COMING:
             request.state = PARKED
@@ -186,12 +188,18 @@ class Replica:
         """Begin the next step, if there is something to run and nothing runs."""
         if self.stepping or now < self.down_until:
             return
-        budget = self.model.max_num_batched_tokens
-        waiting_work = sum(one.target - one.progress for one in self.prefilling.values())
-        self._admit(now, budget - self.decoding - waiting_work)
+        preempted = self.preemptions
         self._grow(now)
+        budget = self.model.max_num_batched_tokens - self.decoding
+        if self.preemptions == preempted:  # nobody comes in while somebody has to go
+            left = budget
+            self.in_step.clear()
+            for request in self.prefilling.values():
+                self._plan(request, left)
+                left -= request.target - request.progress
+            self._admit(now, left)
         if self.prefilling:
-            seconds, chunks = self._mixed(budget - self.decoding)
+            seconds, chunks = self._mixed(budget)
             count = 1
         elif self.decoding:
             most = min(first_due(self.ends), first_due(self.grows)) - self.decode_step
@@ -202,6 +210,15 @@ class Replica:
         self.stepping = True
         self.step_began = now
         self.at(now + seconds, self._ended, (self.generation, count, chunks))
+
+    def _plan(self, request: Live, budget: int) -> None:
+        """Note the blocks that a request's share of the step will complete, where others may use them at once."""
+        if self.model.same_step_hits and budget > 0:
+            full = min(request.target, request.progress + budget) // self.model.block_tokens
+            for place in reversed(request.owned):
+                if place >= full:
+                    return
+                self.in_step.add(request.path[place])
 
     def _mixed(self, budget: int) -> tuple[float, list[tuple[Live, int]]]:
         chunks, tokens, squares = list[tuple[Live, int]](), self.decoding, 0

@@ -24,6 +24,7 @@ NOT_MODELLED = (
     "reuse of generated tokens before a later prompt of the log brings them back under its own ids",
 )
 _OPEN = "clients that wait for an answer before they ask again: arrivals stay where the log has them"
+_SAME_STEP = ("vllm",)  # names a block when the step that fills it is planned
 _KEEPS_OUTPUT = ("vllm", "sglang", "tensorrt-llm")  # their prefix caches hold answers like prompts
 
 
@@ -99,6 +100,7 @@ def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMo
         replicas=plan.policy.replicas * max(1, estimate.parallel.dp),
         routing=plan.policy.routing,
         output_blocks=options.output_blocks or ("keep" if estimate.engine in _KEEPS_OUTPUT else "forget"),
+        same_step_hits=estimate.engine in _SAME_STEP,
         host_link=_link(plan, "host", per_token),
         disk_link=_link(plan, "disk", per_token),
     )
