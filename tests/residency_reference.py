@@ -58,17 +58,20 @@ def tell(requests: list[Asked], places: int, load_s: list[int]) -> Story:
         return any(one.model == model and one.started is not None and not one.done for one in arrived)
 
     def make_room(now: int) -> None:
-        while line:
-            if len(ready_at) == places:
-                idle = [m for m in used if m in ready_at and ready_at[m] <= now and not busy(m) and not waiting(m)]
+        """Whoever is in line gets a place of somebody idle; the first of them loads, the next when that one serves."""
+        wanted = [model for model in line if model not in ready_at]
+        for place, model in enumerate(wanted, 1):
+            if len(ready_at) + place > places:
+                there = [m for m in used if m in ready_at and ready_at[m] <= now and m not in line]
+                idle = [m for m in there if not busy(m) and not waiting(m)]
                 if not idle:
-                    return
-                story.evictions.append((now, idle[0], line[0]))
+                    break
+                story.evictions.append((now, idle[0], model))
                 del ready_at[idle[0]]
-            model = line.pop(0)
-            ready_at[model] = now + load_s[model]
-            touch(model)
-            story.loads.append((now, model))
+        if line and line[0] not in ready_at and len(ready_at) < places:
+            ready_at[line[0]] = now + load_s[line[0]]
+            touch(line[0])
+            story.loads.append((now, line[0]))
             story.most = max(story.most, len(ready_at))
 
     now = 0
@@ -89,6 +92,8 @@ def tell(requests: list[Asked], places: int, load_s: list[int]) -> Story:
         for model in loading:
             ready_at[model] = now
         for model in sorted(loading, key=lambda m: max(t for t, loaded in story.loads if loaded == m)):
+            if model in line:
+                line.remove(model)
             for one in waiting(model):
                 start(one, now)
             make_room(now)

@@ -200,6 +200,19 @@ def test_waiters_of_one_model_share_a_place_and_start_together() -> None:
     assert starts([A, B, C], what, ONE) == [4, 18, 23, 18]  # a until 14; b loads until 18; c until 23
 
 
+def test_models_load_one_after_the_other_though_there_is_room() -> None:
+    what = log((0, 0, 10), (1, 1, 1), (2, 0, 1))
+    assert starts([A, B, C], what, TWO) == [4, 8, 4]  # b has a place from 1 on, and a is loading until 4
+    what = log((0, 0, 10), (1, 1, 1), timeouts=[2.0, math.inf])
+    assert starts([A, B, C], what, TWO) == [-1, 6]  # a's client leaves at 2: nobody waits for a's load any more
+
+
+def test_room_is_made_for_all_that_wait_before_the_first_of_them_has_loaded() -> None:
+    what = log((0, 0, 1), (0, 1, 1), (20, 2, 1), (20, 0, 1))
+    found = run([A, B, C], what, TWO)
+    assert [(swap.at_s, swap.model, swap.wanted_by) for swap in found.swaps] == [(20, "a", "c"), (20, "b", "a")]
+
+
 def test_a_client_that_leaves_gives_up_the_place_in_the_queue() -> None:
     what = log((0, 0, 10), (1, 1, 1), (2, 2, 1), timeouts=[math.inf, 5.0, math.inf])
     found = run([A, B, C], what, ONE)
@@ -290,10 +303,10 @@ def test_batching_gathers_requests_and_swaps_after_the_longest_wait() -> None:
 
 def test_a_closed_model_serves_again_once_others_made_the_room_or_nobody_wants_it() -> None:
     policy = replace(TWO, batch_wait_s=2.0)
-    what = log((0, 0, 100), (1, 2, 20), (6, 1, 1), (10, 0, 1))  # b closes a at 8; c ends at 25 and goes
-    assert starts([A, B, C], what, policy) == [4, 5, 29, 25]
+    what = log((0, 0, 100), (1, 2, 20), (6, 1, 1), (10, 0, 1))  # c closes a at 8; b ends at 28 and goes
+    assert starts([A, B, C], what, policy) == [4, 8, 32, 28]
     what = log((0, 0, 100), (1, 2, 90), (6, 1, 1), (10, 0, 1), timeouts=[math.inf, math.inf, 9.0, math.inf])
-    assert starts([A, B, C], what, policy) == [4, 5, 5, 15]  # b's client leaves at 15 (never served: -1 s of wait)
+    assert starts([A, B, C], what, policy) == [4, 8, 5, 15]  # b's client leaves at 15 (never served: -1 s of wait)
 
 
 def test_a_sleeping_model_keeps_its_place_and_loads_again() -> None:
@@ -308,7 +321,7 @@ def test_a_sleeping_model_keeps_its_place_and_loads_again() -> None:
 def test_a_sleeping_model_wakes_at_once_though_others_wait_in_the_queue() -> None:
     policy = replace(TWO, sleep_after_s=2.0, batch_wait_s=10.0)
     what = log((0, 0, 1), (0, 1, 100), (10, 2, 1), (12, 0, 1))
-    assert starts([A, B, C], what, policy) == [4, 4, 24, 16]
+    assert starts([A, B, C], what, policy) == [4, 8, 24, 16]
 
 
 def test_stopping_takes_its_time() -> None:

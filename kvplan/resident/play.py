@@ -3,8 +3,9 @@
 The rules are those of llama.cpp's router: requests for a loaded model start at once, side by side; a model that is not
 loaded has one place in a first-in-first-out queue of distinct models; its waiters are released together when its load
 ends; a client that leaves gives up its place; a victim is the least recently used model that is loaded, idle and not
-wanted by the queue. Only the head of the queue is given room. At one instant, completions come first, one after
-the other as they began, then loads, stops, clients that leave, clocks and arrivals.
+wanted by the queue. Room is made for all that wait, and they load one after the other: whoever loads keeps the head of
+the queue until it serves, and the next one waits though there be room. At one instant, completions come first, one
+after the other as they began, then loads, stops, clients that leave, clocks and arrivals.
 """
 
 from __future__ import annotations
@@ -128,8 +129,7 @@ class Play:
             return
         unit.queued, unit.queued_at = True, self.now
         self.queue.append(unit)
-        if len(self.queue) == 1:
-            self._tick()
+        self._tick()
 
     def _serve(self, request: int, unit: Unit) -> None:
         self.order += 1
@@ -256,12 +256,13 @@ class Play:
 
     def _loaded(self, unit: Unit) -> None:
         self._enter(unit, "ready")
+        if unit.queued:
+            self._unqueue(unit)
         if unit.waiting:
             self._release(unit)
         else:
             self._idle(unit)
-        if not unit.counted:
-            self._tick()
+        self._tick()
 
     def _release(self, unit: Unit) -> None:
         """Start every request that waits for this model."""
@@ -304,27 +305,37 @@ class Play:
         return count <= self.most and size <= self.budget
 
     def _tick(self) -> None:
-        """Give the head of the queue room, then the next one, until one has to wait."""
-        while self.queue:
-            head = self.queue[0]
-            count = self.count + (0 if head.state == "sleeping" else head.count)
-            size = self.bytes + head.bytes
-            if head.state != "stopping" and self._fits(count, size):
-                self._unqueue(head)
-                self._load(head)
-                self._reopen()
+        """Make room for all that wait, and let the head load once there is room; the next one loads after it."""
+        self._make_room()
+        if not self.queue:
+            return
+        head = self.queue[0]
+        count = self.count + (0 if head.state == "sleeping" else head.count)
+        if head.state not in ("loading", "stopping") and self._fits(count, self.bytes + head.bytes):
+            self._load(head)
+            self._reopen()
+
+    def _make_room(self) -> None:
+        """Evict for one place in the queue after the other, until nobody may go."""
+        count, size = self.count - self.leaving_count, self.bytes - self.leaving_bytes
+        for unit in tuple(self.queue):
+            if unit.state == "loading":
                 continue
-            if head.state == "stopping" or self._fits(count - self.leaving_count, size - self.leaving_bytes):
-                return  # room is on its way
-            if self._held(head):
+            count += 0 if unit.state == "sleeping" else unit.count
+            size += unit.bytes
+            if self._fits(count, size):
+                continue
+            if self._held(unit):
                 return
-            victims = self._victims(head, count - self.leaving_count, size - self.leaving_bytes)
+            victims = self._victims(unit, count, size)
             if not victims:
-                self._refuse(head)
+                self._refuse(unit)
                 return
             for victim in victims:
+                count -= victim.count
+                size -= victim.bytes if victim.state != "sleeping" else 0
                 reason = {"busy": "lru-busy", "loading": "lru-loading"}.get(victim.state, "lru")
-                self._evict(victim, reason, head)
+                self._evict(victim, reason, unit)
 
     def _held(self, head: Unit) -> bool:
         """Whether the policy gathers more requests before anybody makes room for the head."""
@@ -391,6 +402,8 @@ class Play:
         if unit.state == "loading":
             gone += [request for request in unit.waiters if self.status[request] == WAITING]
             unit.waiters, unit.waiting = [], 0
+            if unit.queued:
+                self._unqueue(unit)
         for request in gone:
             self.status[request] = INTERRUPTED
         lasts = unit.stop_s + (KILL_S if unit.state == "loading" else self._saving(unit))
