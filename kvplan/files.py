@@ -15,7 +15,20 @@ from typing import Any, BinaryIO, TypeVar
 import msgspec
 
 from kvplan import __version__
-from kvplan.documents import Document, Estimate, Estimates, LogFit, Model, Plan, Probe, Residency, Simulation, Workload
+from kvplan.documents import (
+    Document,
+    Estimate,
+    Estimates,
+    LiveComparison,
+    LogFit,
+    Model,
+    Plan,
+    Probe,
+    Replay,
+    Residency,
+    Simulation,
+    Workload,
+)
 from kvplan.errors import KvplanError
 
 SCHEMA = 1
@@ -32,6 +45,8 @@ _TYPES: dict[str, Any] = {
     "kvplan.plan": Document[Plan],
     "kvplan.simulation": Document[Simulation],
     "kvplan.residency": Document[Residency],
+    "kvplan.replay": Document[Replay],
+    "kvplan.comparison": Document[LiveComparison],
 }
 _KINDS: dict[type[Any], str] = {
     Model: "kvplan.model",
@@ -43,6 +58,8 @@ _KINDS: dict[type[Any], str] = {
     Plan: "kvplan.plan",
     Simulation: "kvplan.simulation",
     Residency: "kvplan.residency",
+    Replay: "kvplan.replay",
+    LiveComparison: "kvplan.comparison",
 }
 
 

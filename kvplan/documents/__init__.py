@@ -54,6 +54,39 @@ from kvplan.documents.common import (
 from kvplan.documents.common import (
     Tokens as Tokens,
 )
+from kvplan.documents.comparison import (
+    Estimated as Estimated,
+)
+from kvplan.documents.comparison import (
+    Grade as Grade,
+)
+from kvplan.documents.comparison import (
+    LiveComparison as LiveComparison,
+)
+from kvplan.documents.comparison import (
+    MeasuredArm as MeasuredArm,
+)
+from kvplan.documents.comparison import (
+    MeasuredRun as MeasuredRun,
+)
+from kvplan.documents.comparison import (
+    MeasuredTimes as MeasuredTimes,
+)
+from kvplan.documents.comparison import (
+    Paired as Paired,
+)
+from kvplan.documents.comparison import (
+    PairedPoint as PairedPoint,
+)
+from kvplan.documents.comparison import (
+    Replay as Replay,
+)
+from kvplan.documents.comparison import (
+    ReplayRun as ReplayRun,
+)
+from kvplan.documents.comparison import (
+    ReplaySchedule as ReplaySchedule,
+)
 from kvplan.documents.estimate import (
     BytesAt as BytesAt,
 )
@@ -111,6 +144,21 @@ from kvplan.documents.estimate import (
 from kvplan.documents.estimate import (
     Parallel as Parallel,
 )
+from kvplan.documents.export import (
+    ConfigCheck as ConfigCheck,
+)
+from kvplan.documents.export import (
+    ConfigForm as ConfigForm,
+)
+from kvplan.documents.export import (
+    ConfigPart as ConfigPart,
+)
+from kvplan.documents.export import (
+    Export as Export,
+)
+from kvplan.documents.export import (
+    Knob as Knob,
+)
 from kvplan.documents.model import (
     CatalogueModel as CatalogueModel,
 )
@@ -134,6 +182,42 @@ from kvplan.documents.model import (
 )
 from kvplan.documents.model import (
     Weights as Weights,
+)
+from kvplan.documents.observation import (
+    Configured as Configured,
+)
+from kvplan.documents.observation import (
+    GaugeRead as GaugeRead,
+)
+from kvplan.documents.observation import (
+    Loss as Loss,
+)
+from kvplan.documents.observation import (
+    MetricSource as MetricSource,
+)
+from kvplan.documents.observation import (
+    Moment as Moment,
+)
+from kvplan.documents.observation import (
+    Observation as Observation,
+)
+from kvplan.documents.observation import (
+    PlanCheck as PlanCheck,
+)
+from kvplan.documents.observation import (
+    QuantileRead as QuantileRead,
+)
+from kvplan.documents.observation import (
+    ServingSystem as ServingSystem,
+)
+from kvplan.documents.observation import (
+    TierHits as TierHits,
+)
+from kvplan.documents.observation import (
+    Transfer as Transfer,
+)
+from kvplan.documents.observation import (
+    Waiting as Waiting,
 )
 from kvplan.documents.plan import (
     Against as Against,
@@ -257,6 +341,9 @@ from kvplan.documents.probe import (
 )
 from kvplan.documents.requests import (
     Requests as Requests,
+)
+from kvplan.documents.requests import (
+    Texts as Texts,
 )
 from kvplan.documents.residency import (
     Candidate as Candidate,
