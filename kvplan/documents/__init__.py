@@ -144,21 +144,6 @@ from kvplan.documents.estimate import (
 from kvplan.documents.estimate import (
     Parallel as Parallel,
 )
-from kvplan.documents.export import (
-    ConfigCheck as ConfigCheck,
-)
-from kvplan.documents.export import (
-    ConfigForm as ConfigForm,
-)
-from kvplan.documents.export import (
-    ConfigPart as ConfigPart,
-)
-from kvplan.documents.export import (
-    Export as Export,
-)
-from kvplan.documents.export import (
-    Knob as Knob,
-)
 from kvplan.documents.model import (
     CatalogueModel as CatalogueModel,
 )
@@ -182,42 +167,6 @@ from kvplan.documents.model import (
 )
 from kvplan.documents.model import (
     Weights as Weights,
-)
-from kvplan.documents.observation import (
-    Configured as Configured,
-)
-from kvplan.documents.observation import (
-    GaugeRead as GaugeRead,
-)
-from kvplan.documents.observation import (
-    Loss as Loss,
-)
-from kvplan.documents.observation import (
-    MetricSource as MetricSource,
-)
-from kvplan.documents.observation import (
-    Moment as Moment,
-)
-from kvplan.documents.observation import (
-    Observation as Observation,
-)
-from kvplan.documents.observation import (
-    PlanCheck as PlanCheck,
-)
-from kvplan.documents.observation import (
-    QuantileRead as QuantileRead,
-)
-from kvplan.documents.observation import (
-    ServingSystem as ServingSystem,
-)
-from kvplan.documents.observation import (
-    TierHits as TierHits,
-)
-from kvplan.documents.observation import (
-    Transfer as Transfer,
-)
-from kvplan.documents.observation import (
-    Waiting as Waiting,
 )
 from kvplan.documents.plan import (
     Against as Against,
