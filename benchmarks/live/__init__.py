@@ -1,0 +1,1 @@
+"""Real servers on this machine's CPU, with tiny random models: what the live benchmarks share."""

@@ -1,0 +1,148 @@
+"""Schedules for llama.cpp's router, what kvplan says of them, and what the router's log says happened."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from kvplan.documents import Machine, ResidencyPolicy, ResidentModel
+from kvplan.resident.costs import shared_memory, units
+from kvplan.resident.play import Play
+from kvplan.resident.table import INTERRUPTED, LEFT, SERVED, Log, Unit
+
+NAMES = ("a", "b", "c")
+TICK_S = 0.5  # requests come and go on this grid, far apart against what a busy machine adds
+FATES = {SERVED: "served", LEFT: "left", INTERRUPTED: "cut"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One request: when it comes, for which model, how long it runs alone, and when its client hangs up (or never)."""
+
+    at_s: float
+    model: int
+    runs_s: float
+    patience_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """What happened, in order: ("queue", model, position), ("join", model, waiting), ("evict", model, ""), ("load", …).
+
+    `fates` says of each request whether it was served, left, or was cut.
+    """
+
+    events: tuple[tuple[str, str, str], ...]
+    fates: tuple[str, ...]
+    resident: frozenset[str]
+
+
+def draw(seed: int, models_max: int) -> tuple[Ask, ...]:
+    """A schedule in which models are busy, share waiters, and a client leaves; none that hangs on a split second.
+
+    It is drawn again until the story is the same with loads and answers a good deal shorter or longer.
+    """
+    for attempt in range(10_000):
+        asks = _drawn(random.Random(f"{seed} {models_max} {attempt}"))
+        stories = {_told(asks, models_max, load, pace) for load in (0.15, 0.4, 0.9) for pace in (0.8, 1.0, 1.3)}
+        story = next(iter(stories))
+        kinds = [kind for kind, _, _ in story.events]
+        if len(stories) == 1 and "evict" in kinds and "left" in story.fates and "join" in kinds:
+            return asks
+    raise RuntimeError(f"seed {seed} gives no schedule")  # pragma: no cover - one in ten is enough
+
+
+def _told(asks: Sequence[Ask], models_max: int, load_s: float, pace: float) -> Story:
+    slower = [Ask(at_s=a.at_s, model=a.model, runs_s=a.runs_s * pace, patience_s=a.patience_s) for a in asks]
+    return predicted(slower, models_max, load_s)
+
+
+def _drawn(chance: random.Random) -> tuple[Ask, ...]:
+    count = chance.randint(6, 9)
+    times = sorted(chance.sample(range(1, 12), count - 1))
+    asks = [Ask(at_s=0.0, model=chance.randrange(3), runs_s=TICK_S * chance.uniform(0.3, 5))]
+    leaver = chance.randrange(1, count)
+    for place, tick in enumerate(times, 1):
+        leaves = TICK_S * (chance.randint(1, 3) + 0.5) if place == leaver else math.inf
+        runs = TICK_S * chance.uniform(0.3, 5)
+        asks.append(Ask(at_s=tick * TICK_S, model=chance.randrange(3), runs_s=runs, patience_s=leaves))
+    return tuple(asks)
+
+
+# ------------------------------------------------------------------------------------------- kvplan
+
+
+class _Watched(Play):
+    """A play that notes what joins the queue, is loaded, is evicted, with the router's words for it."""
+
+    told: list[tuple[str, str, str]]
+
+    def _name(self, unit: Unit) -> str:
+        return self.models[unit.members[0]].name
+
+    def _arrive(self, request: int) -> None:
+        unit = self.unit_of[self.log.model[request]]
+        was = unit.queued and unit.state != "loading"
+        place = len(self.told)
+        before = len(self.queue)
+        fresh = not unit.queued and unit.state in ("unloaded", "stopping")
+        super()._arrive(request)
+        if was:
+            self.told.insert(place, ("join", self._name(unit), str(unit.waiting)))
+        elif fresh:
+            self.told.insert(place, ("queue", self._name(unit), str(before + 1)))
+
+    def _load(self, unit: Unit) -> None:
+        self.told.append(("load", self._name(unit), ""))
+        super()._load(unit)
+
+    def _evict(self, unit: Unit, reason: str, wanted_by: Unit | None) -> None:
+        self.told.append(("evict", self._name(unit), ""))
+        super()._evict(unit, reason, wanted_by)
+
+
+def predicted(asks: Sequence[Ask], models_max: int, load_s: float, stop_s: float = 0.05) -> Story:
+    """What kvplan's residency stage says of the schedule under the router's policy."""
+    models = [ResidentModel(name=name, weights_bytes=1, load_s=load_s, stop_s=stop_s) for name in NAMES]
+    machine = Machine(memory_bytes=len(NAMES))
+    log = Log(
+        name="live",
+        time_s=[ask.at_s for ask in asks],
+        model=[ask.model for ask in asks],
+        service_s=[ask.runs_s for ask in asks],
+        timeout_s=[ask.patience_s for ask in asks],
+        session=[-1] * len(asks),
+        context_tokens=[0] * len(asks),
+    )
+    fresh = units(models, machine, shared_memory(models, machine))
+    play = _Watched(models, fresh, log, ResidencyPolicy(name="router", max_models=models_max), machine)
+    play.told = []
+    play.run()
+    return Story(
+        events=tuple(play.told),
+        fates=tuple(FATES[one] for one in play.status),
+        resident=frozenset(NAMES[unit.members[0]] for unit in fresh if unit.state in ("ready", "busy")),
+    )
+
+
+# ----------------------------------------------------------------------------------------- the router
+
+_LINES = (
+    ("queue", re.compile(r"request for name=(\w+) queued at position (\d+)")),
+    ("join", re.compile(r"request for name=(\w+) joined the queue, (\d+) waiting")),
+    ("evict", re.compile(r"(?:evicting idle LRU|limit reached, removing LRU) name=(\w+)()")),
+    ("load", re.compile(r"spawning server instance with name=(\w+)()")),
+)
+
+
+def events(lines: Iterable[str]) -> tuple[tuple[str, str, str], ...]:
+    """What the router's log says, in the words of `Story.events`."""
+    made = []
+    for line in lines:
+        for kind, pattern in _LINES:
+            if (match := pattern.search(line)) is not None:
+                made.append((kind, match[1], match[2]))
+    return tuple(made)
