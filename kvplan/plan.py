@@ -20,6 +20,7 @@ from kvplan.documents import (
     Budgets,
     Cost,
     Document,
+    EngineSettings,
     Estimate,
     GpuSpec,
     KeepFor,
@@ -31,7 +32,8 @@ from kvplan.documents import (
     TierPoint,
     Workload,
 )
-from kvplan.engines.flags import Given, texts
+from kvplan.engines.configs.given import given
+from kvplan.engines.flags import texts
 from kvplan.planning.beside import compared, row
 from kvplan.planning.budgets import disk_budget, gpu_budget, host_budget
 from kvplan.planning.choice import Option, Outcome, Tier, knee
@@ -76,20 +78,21 @@ def _make(inputs: PlanInputs, policy: Policy) -> Plan:
     numa = by_node(facts, made.host_cost)
     bounds = limits(facts, made.gpu, made.host, made.tiers, outcome, numa)
     given_up = policy_costs(made)
+    settings, budgets = _settings(facts), _budgets(made)
     return Plan(
         decision=decision(facts, made.case, outcome) + exceeded(bounds),
         verdict=_verdict(outcome),
         inputs=inputs,
         policy=policy,
         prefill=facts.prefill,
-        budgets=_budgets(made),
+        budgets=budgets,
         alternatives=_alternatives(made),
         break_even=_break_even(made),
         curve=(*_points(made, "host"), *_points(made, "disk")),
         benefit=_benefit(made),
         limits=bounds,
         sensitivity=sensitivities(made),
-        config=_config(made),
+        config=_config(made, settings, budgets),
         confidence=confidence(facts),
         evidence=evidence(facts),
         policy_costs=given_up,
@@ -97,6 +100,7 @@ def _make(inputs: PlanInputs, policy: Policy) -> Plan:
         keep_for=_keep_for(made),
         warm_up=warm_ups(facts, outcome),
         numa=numa if made.host_cost else (),
+        settings=settings,
         findings=(*facts.findings, *findings(made, given_up, numa)),
     )
 
@@ -248,20 +252,26 @@ def _benefit(made: Solved) -> Benefit:
     )
 
 
-def _config(made: Solved) -> dict[str, str]:
-    facts, outcome = made.facts, made.outcome
+def _settings(facts: Facts) -> EngineSettings:
     drive = facts.disk_link.disk if facts.disk_link else None
-    given = Given(
-        host_bytes=outcome.host.requested if outcome.host else 0,
-        disk_bytes=outcome.disk.requested if outcome.disk else 0,
+    return EngineSettings(
+        engine=facts.profile.name,
+        offload=facts.policy.offload,
         ranks=facts.gpus,
-        latent=any(group.kind == "latent" for group in facts.estimate.groups),
+        on_host=facts.on_host,
         block_tokens=facts.chunk_tokens,
         utilization=facts.utilization,
         disk_path=drive.path if drive else None,
+        host_known=facts.machine is not None,
     )
+
+
+def _config(made: Solved, settings: EngineSettings, budgets: Budgets) -> dict[str, str]:
+    facts = made.facts
     hidden = facts.profile.ignores_salt if facts.policy.share != "all" else ()
-    found = texts(facts.profile.name, given, facts.policy.offload)
+    found = texts(
+        settings.engine, given(settings, facts.estimate, facts.policy, budgets, facts.probe), settings.offload
+    )
     return {name: text for name, text in found.items() if name not in hidden}
 
 

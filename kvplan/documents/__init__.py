@@ -144,6 +144,21 @@ from kvplan.documents.estimate import (
 from kvplan.documents.estimate import (
     Parallel as Parallel,
 )
+from kvplan.documents.export import (
+    ConfigCheck as ConfigCheck,
+)
+from kvplan.documents.export import (
+    ConfigForm as ConfigForm,
+)
+from kvplan.documents.export import (
+    ConfigPart as ConfigPart,
+)
+from kvplan.documents.export import (
+    Export as Export,
+)
+from kvplan.documents.export import (
+    Knob as Knob,
+)
 from kvplan.documents.model import (
     CatalogueModel as CatalogueModel,
 )
@@ -233,6 +248,9 @@ from kvplan.documents.plan import (
 )
 from kvplan.documents.plan import (
     TierPoint as TierPoint,
+)
+from kvplan.documents.plan import (
+    EngineSettings as EngineSettings,
 )
 from kvplan.documents.plan import (
     WarmUp as WarmUp,

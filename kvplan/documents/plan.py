@@ -321,6 +321,23 @@ class Confidence(msgspec.Struct, frozen=True, kw_only=True):
     raise_by: tuple[str, ...]
 
 
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine that a plan is for, as it resolved it: what configurations are written from.
+
+    One replica has `ranks`, and `on_host` of them share a host. `disk_path` is the folder whose drive was planned with;
+    `host_known` says whether the probed host is the one planned for.
+    """
+
+    engine: str
+    offload: str
+    ranks: Count
+    on_host: Count
+    block_tokens: Tokens
+    utilization: Ratio
+    disk_path: str | None = None
+    host_known: bool = False
+
+
 class PlanInputs(msgspec.Struct, frozen=True, kw_only=True):
     """The whole documents a plan was made from, so that one file is enough to render and to check it."""
 
@@ -356,4 +373,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     numa: tuple[NodeBytes, ...] = ()
     what_if: tuple[WhatIf, ...] = ()
     against: Against | None = None
+    settings: EngineSettings | None = None
     findings: tuple[Finding, ...] = ()

@@ -1,0 +1,46 @@
+"""A plan as configurations are written from it: budgets, engine, policy and the host they are for."""
+
+from __future__ import annotations
+
+from kvplan.documents import Budgets, EngineSettings, Estimate, Policy, Probe
+from kvplan.engines.configs.common import Given
+
+_NOT_BESIDE = ("KV cache", "free", "headroom", "system")
+
+
+def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets: Budgets, probe: Probe | None) -> Given:
+    """What a plan gives one replica. Where it is for another host than the one probed, nothing is known of the host."""
+    host = probe.host if probe and settings.host_known else None
+    drives = [one for one in probe.capacity if one.path == settings.disk_path] if probe else []
+    stopped = [one.pinned_bytes for one in probe.pinning if one.stopped] if probe and host else []
+    view = estimate.engine_view.get("bytes_per_block")
+    block = view if isinstance(view, int) else estimate.kv.bytes_per_token_per_gpu * settings.block_tokens
+    beside = [item.bytes for item in budgets.host.items if item.name not in _NOT_BESIDE]
+    return Given(
+        host_bytes=budgets.host.requested_bytes,
+        disk_bytes=budgets.disk.requested_bytes,
+        ranks=settings.ranks,
+        latent=keeps_latent(estimate),
+        block_tokens=settings.block_tokens,
+        utilization=settings.utilization,
+        disk_path=settings.disk_path,
+        model=estimate.model.id,
+        tp=estimate.parallel.tp,
+        pp=estimate.parallel.pp,
+        kv_dtype=estimate.kv_dtype,
+        block_bytes=block or None,
+        gpu_bytes=budgets.gpu.usable_bytes,
+        beside_bytes=sum(beside) if budgets.host.items else None,
+        share=policy.share,
+        ttl_s=policy.ttl_s,
+        on_host=settings.on_host,
+        machine=host,
+        pinned_bytes=min(stopped, default=None),
+        disk_free_bytes=drives[0].free_bytes if drives else None,
+        disk_own_bytes=policy.disk_own_bytes,
+    )
+
+
+def keeps_latent(estimate: Estimate) -> bool:
+    """Whether every layer keeps one latent for all heads, so that all ranks hold the same bytes."""
+    return all(group.kind in ("latent", "indexer") for group in estimate.groups)
