@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.options import BlockTokens, Format, Quiet, TenantBy, Tokenizer, required
+from kvplan.commands.options import BlockTokens, Format, Json, Quiet, TenantBy, Tokenizer, opt, required
 from kvplan.commands.workload import read_requests
 from kvplan.errors import UsageError
+from kvplan.units import parse_duration
 
 if TYPE_CHECKING:
     from kvplan.replay import Form, Request
@@ -136,3 +138,88 @@ def _object(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UsageError("--extra: write a JSON object, such as '{\"cache_prompt\": true}'")
     return value
+
+
+@replay.command()
+def run(
+    schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="A file that `replay export` wrote.")],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder for the results.")],
+    server: Annotated[str | None, typer.Option(metavar="URL", help="The server of both arms.")] = None,
+    server_off: Annotated[str | None, typer.Option(metavar="URL", help="The server without offload.")] = None,
+    server_on: Annotated[str | None, typer.Option(metavar="URL", help="The server with offload.")] = None,
+    order: Annotated[str, typer.Option(metavar="LETTERS", help="A is off, B is on.")] = "ABBA",
+    repeats: Annotated[int, typer.Option(min=1, help="The whole order so many times.")] = 1,
+    serve: Annotated[str | None, typer.Option(metavar="CMD", help="A server to run during each run.")] = None,
+    serve_off: Annotated[str | None, typer.Option(metavar="CMD", help="The same for off alone.")] = None,
+    serve_on: Annotated[str | None, typer.Option(metavar="CMD", help="The same for on alone.")] = None,
+    before_arm: Annotated[
+        str | None,
+        typer.Option(metavar="CMD", help="Run before each run, such as a restart or flush; sees KVPLAN_ARM."),
+    ] = None,
+    before_off: Annotated[str | None, typer.Option(metavar="CMD", help="The same before off alone.")] = None,
+    before_on: Annotated[str | None, typer.Option(metavar="CMD", help="The same before on alone.")] = None,
+    after_arm: Annotated[str | None, typer.Option(metavar="CMD", help="Run after each run.")] = None,
+    wait: Annotated[str, typer.Option(metavar="TIME", help="Longest time for a server to be ready.")] = "120s",
+    concurrency: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="So many at a time, in order, instead of the schedule's times."),
+    ] = None,
+    request_rate: Annotated[
+        float | None, typer.Option(min=1e-6, metavar="RATE", help="So many a second instead of the schedule's times.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name, where payloads lack it.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(metavar="DIR", help="For schedules of block ids.")] = None,
+    aiperf: Annotated[str | None, typer.Option(metavar="PATH", help="The aiperf to run; else the one on PATH.")] = None,
+    aiperf_arg: Annotated[
+        list[str] | None, typer.Option("--aiperf-arg", metavar="WORD", help="One more word for aiperf; repeatable.")
+    ] = None,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Play a schedule with AIPerf, off and on in turn, the server's metrics saved before and after each run.
+
+    Example: kvplan replay run s.jsonl --server http://localhost:8000 --serve-off ./off.sh --serve-on ./on.sh -o runs
+    """
+    from kvplan import replay as stage
+    from kvplan.console import answer, note, progress
+    from kvplan.files import wrap
+
+    servers = _servers(stage.address, server, server_off, server_on)
+    lines = {
+        ("serve", "each"): serve,
+        ("serve", "off"): serve_off,
+        ("serve", "on"): serve_on,
+        ("before", "each"): before_arm,
+        ("before", "off"): before_off,
+        ("before", "on"): before_on,
+        ("after", "each"): after_arm,
+    }
+    given = {key: line for key, line in lines.items() if line is not None}
+    arms = stage.Arms(servers=servers, lines=given, wait_s=opt("--wait", wait, parse_duration) or 0.0)
+    load = stage.Load(
+        concurrency=concurrency,
+        request_rate=request_rate,
+        model=model,
+        tokenizer=tokenizer,
+        arguments=tuple(aiperf_arg or ()),
+    )
+    letters = stage.order_of(order, repeats)
+    played = stage.played(schedule)
+    program = stage.found(aiperf)
+    with progress(quiet) as listen:
+        made = stage.run(played, arms, load, program, letters, output, listen)
+    note(f"wrote {output / stage.MANIFEST}", quiet)
+    if as_json or not quiet:
+        answer(wrap(made), as_json=as_json, output=None, quiet=quiet)
+
+
+def _servers(address: Callable[[str, str], str], both: str | None, off: str | None, on: str | None) -> dict[str, str]:
+    """Where each arm's server is."""
+    if both is not None and (off is not None or on is not None):
+        raise UsageError("--server is for both arms: give it, or --server-off and --server-on")
+    if both is not None:
+        url = address(both, "--server")
+        return {"off": url, "on": url}
+    if off is None or on is None:
+        raise UsageError("no server given: name it with --server, or both arms' with --server-off and --server-on")
+    return {"off": address(off, "--server-off"), "on": address(on, "--server-on")}

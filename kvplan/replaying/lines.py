@@ -58,6 +58,8 @@ def _line(schedule: Schedule, row: int, form: Form, request: Request | None, mad
         line["timestamp"] = int(schedule.time_ms[row])
     if schedule.session[row] >= 0:
         line["session_id"] = f"s{schedule.session[row]}"  # AIPerf takes no number
+    elif form == "payload":
+        line["session_id"] = f"r{row}"  # or AIPerf draws one anew each time, and runs cannot be paired
     if schedule.delay_ms[row] >= 0:
         line["delay"] = int(schedule.delay_ms[row])
     if request is None or made is None:
