@@ -15,6 +15,7 @@ import typer
 
 from kvplan.commands.catalogue import models, schema
 from kvplan.commands.estimate import estimate
+from kvplan.commands.observe import observe
 from kvplan.commands.plan import plan
 from kvplan.commands.probe import probe
 from kvplan.commands.replay import replay
@@ -53,7 +54,7 @@ def _root(
         raise typer.Exit(2)
 
 
-for command in (estimate, workload, probe, plan, simulate, residency, report, models, schema):
+for command in (estimate, workload, probe, plan, simulate, residency, observe, report, models, schema):
     app.command()(command)
 app.add_typer(replay, name="replay")
 

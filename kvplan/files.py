@@ -22,6 +22,7 @@ from kvplan.documents import (
     LiveComparison,
     LogFit,
     Model,
+    Observation,
     Plan,
     Probe,
     Replay,
@@ -45,6 +46,7 @@ _TYPES: dict[str, Any] = {
     "kvplan.plan": Document[Plan],
     "kvplan.simulation": Document[Simulation],
     "kvplan.residency": Document[Residency],
+    "kvplan.observation": Document[Observation],
     "kvplan.replay": Document[Replay],
     "kvplan.comparison": Document[LiveComparison],
 }
@@ -58,6 +60,7 @@ _KINDS: dict[type[Any], str] = {
     Plan: "kvplan.plan",
     Simulation: "kvplan.simulation",
     Residency: "kvplan.residency",
+    Observation: "kvplan.observation",
     Replay: "kvplan.replay",
     LiveComparison: "kvplan.comparison",
 }

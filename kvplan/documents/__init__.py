@@ -183,6 +183,42 @@ from kvplan.documents.model import (
 from kvplan.documents.model import (
     Weights as Weights,
 )
+from kvplan.documents.observation import (
+    Configured as Configured,
+)
+from kvplan.documents.observation import (
+    GaugeRead as GaugeRead,
+)
+from kvplan.documents.observation import (
+    MetricSource as MetricSource,
+)
+from kvplan.documents.observation import (
+    Moment as Moment,
+)
+from kvplan.documents.observation import (
+    Observation as Observation,
+)
+from kvplan.documents.observation import (
+    PlanCheck as PlanCheck,
+)
+from kvplan.documents.observation import (
+    QuantileRead as QuantileRead,
+)
+from kvplan.documents.observation import (
+    ServingSystem as ServingSystem,
+)
+from kvplan.documents.observation import (
+    TierHits as TierHits,
+)
+from kvplan.documents.observation import (
+    TierLoss as TierLoss,
+)
+from kvplan.documents.observation import (
+    TierTransfer as TierTransfer,
+)
+from kvplan.documents.observation import (
+    Waiting as Waiting,
+)
 from kvplan.documents.plan import (
     Against as Against,
 )
@@ -212,6 +248,9 @@ from kvplan.documents.plan import (
 )
 from kvplan.documents.plan import (
     Cost as Cost,
+)
+from kvplan.documents.plan import (
+    EngineSettings as EngineSettings,
 )
 from kvplan.documents.plan import (
     KeepFor as KeepFor,
@@ -248,9 +287,6 @@ from kvplan.documents.plan import (
 )
 from kvplan.documents.plan import (
     TierPoint as TierPoint,
-)
-from kvplan.documents.plan import (
-    EngineSettings as EngineSettings,
 )
 from kvplan.documents.plan import (
     WarmUp as WarmUp,
@@ -374,6 +410,18 @@ from kvplan.documents.simulation import (
 )
 from kvplan.documents.simulation import (
     Loop as Loop,
+)
+from kvplan.documents.simulation import (
+    LoadPoint as LoadPoint,
+)
+from kvplan.documents.simulation import (
+    Phase as Phase,
+)
+from kvplan.documents.simulation import (
+    Quantile as Quantile,
+)
+from kvplan.documents.simulation import (
+    RatePoint as RatePoint,
 )
 from kvplan.documents.simulation import (
     Simulation as Simulation,

@@ -1,0 +1,127 @@
+"""`kvplan observe`: running servers' metrics, beside a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvplan.commands.options import Json, Output, Quiet, opt
+from kvplan.commands.plan import pick
+from kvplan.errors import KvplanError, UsageError
+from kvplan.files import reason
+from kvplan.progress import Progress
+from kvplan.units import parse_duration
+
+if TYPE_CHECKING:
+    from kvplan.observing.scrape import Taken
+
+
+def observe(
+    pages: Annotated[
+        list[Path] | None, typer.Argument(metavar="[PAGE…]", help="Saved metrics pages of one server, oldest first.")
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option("--url", metavar="URL", help="A server's metrics, such as http://host:8000/metrics; repeatable."),
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(metavar="URL", help="A Prometheus server that keeps the metrics.")
+    ] = None,
+    selector: Annotated[
+        str, typer.Option(metavar="LABELS", help="Which of its targets, such as '{job=\"vllm\"}'.")
+    ] = "{}",
+    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two pages.")] = "15s",
+    span: Annotated[
+        str | None, typer.Option("--for", metavar="TIME", help="How long to read; left out, one page of each server.")
+    ] = None,
+    elapsed: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time from the first saved page to the last.")
+    ] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="A plan to hold the figures against.")
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens that clients sent meanwhile, where the server counts no hits.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A file with the bearer token that the server wants.")
+    ] = None,
+    as_json: Json = False,
+    output: Output = None,
+    quiet: Quiet = False,
+) -> None:
+    """What running servers count: hits by tier, bytes moved, waits, evictions, and whether a plan holds.
+
+    Reads vLLM, SGLang, llama.cpp, LMCache and Dynamo KVBM: live, from saved pages, or from a Prometheus server. Ctrl-C
+    ends a reading early and keeps what was seen.
+
+    Example: kvplan observe --url http://localhost:8000/metrics --for 10m --plan plan.json
+    """
+    from kvplan import observe as stage
+    from kvplan.console import answer, note, progress
+    from kvplan.files import load, wrap
+
+    plan = pick([load(plan_file)], "plan", True) if plan_file is not None else None
+    with progress(quiet) as listen:
+        taken = _taken(
+            pages or [],
+            url or [],
+            prometheus,
+            selector=selector,
+            every_s=opt("--every", every, parse_duration) or 0.0,
+            seconds=opt("--for", span, parse_duration),
+            elapsed_s=opt("--elapsed", elapsed, parse_duration),
+            token=_token(token_file),
+            listen=listen,
+        )
+    data = stage.observe(taken, plan, prompt_tokens=prompt_tokens)
+    answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
+    if taken.stopped:
+        note("stopped by hand: the figures are of what was seen until then", quiet)
+        raise typer.Exit(130)
+
+
+def _taken(
+    pages: list[Path],
+    urls: list[str],
+    prometheus: str | None,
+    *,
+    selector: str,
+    every_s: float,
+    seconds: float | None,
+    elapsed_s: float | None,
+    token: str | None,
+    listen: Progress,
+) -> Taken:
+    """Read the one kind of source that was named. Raises UsageError for none or several."""
+    from kvplan import observe as stage
+
+    if sum(map(bool, (pages, urls, prometheus))) != 1:
+        raise UsageError("name what to read: saved pages, or --url, or --prometheus")
+    if elapsed_s is not None and not pages:
+        raise UsageError("--elapsed is for saved pages: of live ones kvplan knows the time")
+    if pages:
+        if seconds is not None:
+            raise UsageError("--for is for live servers: saved pages are read as they are")
+        return stage.saved(pages, elapsed_s)
+    if urls:
+        return stage.watch(urls, seconds=seconds, every_s=every_s, token=token, progress=listen)
+    if prometheus is None or seconds is None:
+        raise UsageError("--prometheus needs --for: how far back to look")
+    return stage.ask(prometheus, selector, seconds=seconds, every_s=every_s, token=token)
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        text = path.read_text().strip()
+    except OSError as error:
+        raise KvplanError(f"{path}: {reason(error)}") from None
+    except UnicodeDecodeError:
+        raise KvplanError(f"{path}: not text: one line with the token is wanted") from None
+    if not text or len(text.split()) != 1:
+        raise KvplanError(f"{path}: one line with the token is wanted")
+    return text

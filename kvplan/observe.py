@@ -1,0 +1,283 @@
+"""Running servers' metrics -> Observation: what they counted over a while, and beside a plan, whether it holds.
+
+Pages come live, from files or from a Prometheus server; which systems they are of is told by their names. See
+docs/observe.md for each figure's definition.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvplan.documents import Document, Evidence, Finding, MetricSource, Moment, Observation, Plan
+from kvplan.engines.metrics import SYSTEMS, found, names_of
+from kvplan.engines.metrics.system import Sum, System, pick
+from kvplan.errors import KvplanError, UsageError
+from kvplan.observing import alarms, beside, figures, rangequery, scrape
+from kvplan.observing.fetch import address
+from kvplan.observing.scrape import Taken
+from kvplan.progress import Progress, silent
+from kvplan.units import show_duration, show_tokens
+
+_FIRST = ("vllm", "sglang", "llama.cpp")  # engines, which see whole prompts, before layers below them
+_START = pick("process_start_time_seconds")
+
+
+def watch(
+    urls: Sequence[str],
+    *,
+    seconds: float | None = None,
+    every_s: float = 15.0,
+    token: str | None = None,
+    progress: Progress = silent,
+) -> Taken:
+    """Read live pages: once, or every `every_s` for `seconds`. Raises KvplanError for an address that gives none."""
+    if every_s <= 0 or (seconds is not None and seconds < every_s):
+        raise UsageError("--for must be at least as long as --every, and --every above zero")
+    targets = [address(url, "/metrics") for url in urls]
+    return scrape.live(targets, seconds=seconds, every_s=every_s, token=token, progress=progress)
+
+
+def saved(paths: Sequence[Path], elapsed_s: float | None = None) -> Taken:
+    """Read pages of one server that were saved, oldest first. Raises KvplanError naming the file."""
+    return scrape.saved(paths, elapsed_s)
+
+
+def ask(server: str, selector: str, *, seconds: float, every_s: float, token: str | None = None) -> Taken:
+    """Read what a Prometheus server kept. Raises KvplanError with its own words."""
+    return rangequery.query(server, selector, seconds=seconds, every_s=every_s, token=token)
+
+
+def observe(taken: Taken, plan: Document[Plan] | None = None, *, prompt_tokens: int | None = None) -> Observation:
+    """Everything the pages say. `prompt_tokens` is what clients sent meanwhile, for a server that does not count hits.
+
+    Raises KvplanError where the pages are of no serving system known.
+    """
+    recording = taken.recording
+    systems = found(recording.names)
+    if not systems:
+        some = ", ".join(sorted(recording.names)[:5]) or "nothing"
+        known = ", ".join(system.prefix for system in SYSTEMS)
+        where = recording.tracks[0].where
+        raise KvplanError(f"{where}: metrics of no serving system known ({known}): it has {some}")
+    return _Reading(taken, systems, prompt_tokens).observation(plan)
+
+
+class _Reading:
+    """One recording, read for the systems found in it; the first of them that is an engine is the `main` one."""
+
+    def __init__(self, taken: Taken, systems: tuple[System, ...], sent_tokens: int | None) -> None:
+        self.taken, self.recording, self.systems = taken, taken.recording, systems
+        engines = [system for system in systems if system.name in _FIRST]
+        self.main = engines[0] if engines else systems[0]
+        self.hits = tuple(row for system in systems for row in figures.hits(system, self.recording))
+        self.losses = [(system, figures.losses(system, self.recording)) for system in systems]
+        self.prompts, self.computed, self.ratio = self._totals(sent_tokens)
+        self.sent_tokens = sent_tokens
+
+    def _totals(self, sent: int | None) -> tuple[int | None, int | None, float | None]:
+        """Tokens of prompts, those of them computed, and the share that was found cached."""
+        whole = next((row for row in self.hits if row.system == self.main.name and row.tier == "all"), None)
+        if whole is not None:
+            return whole.of_tokens, max(0, whole.of_tokens - whole.hit_tokens), whole.hit_ratio
+        computed = self.recording.increase(self.main.computed)
+        if computed is None:
+            return None, None, None
+        if sent is None:
+            return None, round(computed), None
+        if computed > sent:
+            raise UsageError(
+                f"--prompt-tokens {sent:,}: the server computed {computed:,.0f} tokens meanwhile, more than were sent: "
+                "count all clients, over the same time"
+            )
+        return sent, round(computed), 1 - computed / sent if sent else None
+
+    def observation(self, plan: Document[Plan] | None) -> Observation:
+        recording, systems = self.recording, self.systems
+        requests = recording.increase(self.main.requests)
+        data = Observation(
+            sources=self._sources(),
+            systems=tuple(figures.serving(one, recording, names_of(one, recording.names)) for one in systems),
+            span_s=recording.span_s,
+            rounds=recording.rounds - recording.since_start,
+            since_start=recording.since_start,
+            hit_ratio=self.ratio,
+            prompt_tokens=self.prompts,
+            computed_tokens=self.computed,
+            requests=None if requests is None else round(requests),
+            hits=self.hits,
+            transfers=tuple(row for one in systems for row in figures.transfers(one, recording)),
+            waits=tuple(row for one in systems for row in figures.waits(one, recording)),
+            gauges=tuple(row for one in systems for row in figures.gauges(one, recording)),
+            losses=tuple(row for _, rows in self.losses for _, row in rows),
+            configured=tuple(row for one in systems for row in figures.settings(one, recording)),
+            moments=self._moments(),
+            evidence=self._evidence(),
+            findings=tuple(self._findings()),
+        )
+        return data if plan is None else self._beside(data, plan)
+
+    # ------------------------------------------------------------------------------------ where it came from
+
+    def _sources(self) -> tuple[MetricSource, ...]:
+        sources = []
+        restarts = self._restarts()
+        for index, track in enumerate(self.recording.tracks):
+            pages = [page for page in track.pages if page is not None]
+            names = frozenset[str]().union(*(page.names for page in pages))
+            sources.append(
+                MetricSource(
+                    where=track.where,
+                    systems=tuple(system.name for system in found(names)),
+                    pages=len(pages) - self.recording.since_start,
+                    missed=track.pages.count(None),
+                    cut=sum(page.cut for page in pages),
+                    restarts=len({moment for source, moment in restarts if source == index}),
+                    reason=self.taken.missed.get(index),
+                )
+            )
+        return tuple(sources)
+
+    def _restarts(self) -> list[tuple[int, int]]:
+        counters = [pick for system in self.systems for row in system.hits for pick in (*row.hits, *row.of)]
+        counters += [pick for system in self.systems for pick in (*system.prompts, *system.computed, *system.requests)]
+        return self.recording.restarts(tuple(counters))
+
+    def _evidence(self) -> tuple[Evidence, ...]:
+        told = tuple(
+            Evidence(
+                what=f"names of {system.title}'s metrics",
+                value=f"as of {system.version}",
+                provenance="published",
+                source=system.source,
+            )
+            for system in self.systems
+        )
+        if self.sent_tokens is None:
+            return told
+        sent = Evidence(
+            what="tokens that clients sent",
+            value=show_tokens(self.sent_tokens),
+            provenance="configured",
+            source="--prompt-tokens",
+        )
+        return (*told, sent)
+
+    # ------------------------------------------------------------------------------------ over time
+
+    def _moments(self) -> tuple[Moment, ...]:
+        """One for each interval between two pages whose times are known."""
+        recording = self.recording
+        first = recording.times[0]
+        if recording.since_start or first is None or recording.rounds < 2:
+            return ()
+        row = figures.hit_row(self.main, recording, "all")
+        hit, of = (None, None) if row is None else (recording.steps(row.hits), recording.steps(row.of))
+        stores, loads = self._rates("store"), self._rates("load")
+        running, waiting = self._level("requests running"), self._level("requests waiting")
+        moments = []
+        for index in range(recording.rounds - 1):
+            begin, end = recording.times[index], recording.times[index + 1]
+            if begin is None or end is None or end <= begin:
+                continue
+            asked = None if of is None else of[index]
+            moments.append(
+                Moment(
+                    at_s=end - first,
+                    hit_ratio=min(1.0, hit[index] / asked) if hit is not None and asked else None,
+                    prompt_tokens=None if asked is None else round(asked),
+                    store_bytes_per_s=None if stores is None else stores[index] / (end - begin),
+                    load_bytes_per_s=None if loads is None else loads[index] / (end - begin),
+                    running=running[index + 1],
+                    waiting=waiting[index + 1],
+                )
+            )
+        return tuple(moments)
+
+    def _rates(self, way: str) -> list[float] | None:
+        """Bytes that crossed the GPU's border in each interval, all systems together; None where nobody counts them."""
+        total: list[float] | None = None
+        for system in self.systems:
+            for row in system.transfers:
+                steps = (
+                    self.recording.steps(row.bytes) if row.way == way and "gpu" in (row.source, row.target) else None
+                )
+                if steps is not None:
+                    total = steps if total is None else [a + b for a, b in zip(total, steps, strict=True)]
+                    break  # further rows of a system are its older names
+        return total
+
+    def _level(self, what: str) -> list[float | None]:
+        row = next((row for row in self.main.levels if row.what == what), None)
+        return [None] * self.recording.rounds if row is None else self.recording.levels(row.pick)
+
+    # ------------------------------------------------------------------------------------ findings
+
+    def _findings(self) -> list[Finding]:
+        found: list[Finding] = []
+        for system, losses in self.losses:
+            found += alarms.watched(system, self.recording)
+            found += alarms.lost(system, losses)
+            found += alarms.missing(system, self.recording)
+        return [*found, *self._about_pages()]
+
+    def _about_pages(self) -> list[Finding]:
+        found = [Finding(severity="info", code="page-times", text=note) for note in self.taken.notes]
+        for source in self._sources():
+            if source.cut:
+                text = f"{source.where}: {source.cut} of {source.pages} pages end within a line: the rest is lost"
+                found.append(Finding(severity="warning", code="page-cut", text=text))
+            if source.missed:
+                why = f", the last time: {source.reason}" if source.reason else ""
+                text = f"{source.where}: {source.missed} of {self.recording.rounds} rounds gave no page{why}"
+                found.append(Finding(severity="warning", code="page-missed", text=text))
+            if source.restarts:
+                text = (
+                    f"{source.where}: counters began anew {source.restarts} times: the server restarted, its cache too"
+                )
+                found.append(Finding(severity="warning", code="restart", text=text))
+        if self.taken.stopped:
+            span = show_duration(self.recording.span_s or 0.0)
+            text = f"stopped by hand after {span}: figures are of what was seen until then"
+            found.append(Finding(severity="info", code="stopped", text=text))
+        return found
+
+    # ------------------------------------------------------------------------------------ beside the plan
+
+    def _beside(self, data: Observation, plan: Document[Plan]) -> Observation:
+        from msgspec.structs import replace
+
+        engines = next(one.engines for one in data.systems if one.name == self.main.name)
+        seen = beside.Seen(
+            engines=max(1, engines),
+            span_s=data.span_s,
+            since_start=data.since_start,
+            started_within=self._started_within(),
+            restarts=sum(source.restarts for source in data.sources),
+            hit_ratio=data.hit_ratio,
+            prompt_tokens=data.prompt_tokens,
+            computed_tokens=data.computed_tokens,
+            requests=data.requests,
+            hits=data.hits,
+            transfers=data.transfers,
+            waits=data.waits,
+            configured=data.configured,
+            findings=data.findings,
+        )
+        return replace(data, beside_plan=beside.checks(plan.data, seen), plan=plan.data.decision)
+
+    def _started_within(self) -> bool:
+        """Whether the caches were about empty when the recording began, or became so during it."""
+        if self._restarts():
+            return True
+        first = self.recording.times[0]
+        starts = [value for _, value in self.recording.last(_START)]
+        if first is not None and starts and statistics.median(starts) >= first - 1:
+            return True
+        row = figures.hit_row(self.main, self.recording, "all")
+        return row is not None and self._held_before(row.of) == 0
+
+    def _held_before(self, picks: Sum) -> float:
+        values = [one.values[0] for pick in picks for one in self.recording.series(pick)]
+        return sum(value for value in values if value is not None)
