@@ -15,6 +15,7 @@ import typer
 
 from kvplan.commands.catalogue import models, schema
 from kvplan.commands.estimate import estimate
+from kvplan.commands.export import export
 from kvplan.commands.observe import observe
 from kvplan.commands.plan import plan
 from kvplan.commands.probe import probe
@@ -57,6 +58,8 @@ def _root(
 for command in (estimate, workload, probe, plan, simulate, residency, observe, report, models, schema):
     app.command()(command)
 app.add_typer(replay, name="replay")
+
+app.command()(export)
 
 
 def main() -> None:

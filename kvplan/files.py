@@ -16,6 +16,7 @@ import msgspec
 
 from kvplan import __version__
 from kvplan.documents import (
+    ConfigCheck,
     Document,
     Estimate,
     Estimates,
@@ -47,6 +48,8 @@ _TYPES: dict[str, Any] = {
     "kvplan.simulation": Document[Simulation],
     "kvplan.residency": Document[Residency],
     "kvplan.observation": Document[Observation],
+    "kvplan.export": Document[Export],
+    "kvplan.check": Document[ConfigCheck],
     "kvplan.replay": Document[Replay],
     "kvplan.comparison": Document[LiveComparison],
 }
@@ -61,6 +64,8 @@ _KINDS: dict[type[Any], str] = {
     Simulation: "kvplan.simulation",
     Residency: "kvplan.residency",
     Observation: "kvplan.observation",
+    Export: "kvplan.export",
+    ConfigCheck: "kvplan.check",
     Replay: "kvplan.replay",
     LiveComparison: "kvplan.comparison",
 }

@@ -28,6 +28,8 @@ _PAGES: dict[str, tuple[str, str]] = {
     "kvplan.plan": ("plan", "page"),
     "kvplan.simulation": ("simulation", "page"),
     "kvplan.residency": ("residency", "page"),
+    "kvplan.export": ("export", "page"),
+    "kvplan.check": ("export", "check_page"),
     "kvplan.observation": ("observation", "page"),
     "kvplan.replay": ("comparison", "replay_page"),
     "kvplan.comparison": ("comparison", "page"),

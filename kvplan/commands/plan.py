@@ -48,6 +48,10 @@ if TYPE_CHECKING:
     from kvplan.documents import Document, Plan, Policy, Requests, Reserve
     from kvplan.progress import Progress
 
+Emit = Annotated[
+    str | None,
+    typer.Option(metavar="SYSTEM", help="Print the configuration of vllm, sglang, lmcache, … instead of the page."),
+]
 _POLICY: dict[str, tuple[str, Callable[[str], Any]]] = {
     "host_memory_bytes": ("--host-memory", parse_size),
     "disk_bytes": ("--disk", parse_size),
@@ -152,6 +156,22 @@ def exit_if_exceeded(document: Document[Plan]) -> None:
         raise typer.Exit(3)
 
 
+def emitted(document: Document[Plan], system: str, as_json: bool, output: Path | None, quiet: bool) -> None:
+    """The plan as one system's configuration on standard output, in place of its page; `output` takes the plan."""
+    from kvplan.commands.export import give
+    from kvplan.console import note
+    from kvplan.files import dump, write_atomically
+
+    if as_json:
+        raise UsageError(
+            "--emit and --json both want standard output: write the plan with -o, then kvplan export --json"
+        )
+    if output is not None:
+        write_atomically(output, dump(document))
+        note(f"wrote {output}", quiet)
+    give(document, system, False, False, None, quiet)
+
+
 def plan(
     documents: Annotated[
         list[Path], typer.Argument(metavar="DOCUMENT…", help="estimate, workload and probe documents.")
@@ -182,6 +202,7 @@ def plan(
     price_view: View = "owned",
     what_if: WhatIf = None,
     against: Earlier = None,
+    emit: Emit = None,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -220,5 +241,8 @@ def plan(
         price_view=price_view,
     )
     document = planned([load(path) for path in documents], gpu, policy, prices, what_if, against)
-    answer(document, as_json=as_json, output=output, quiet=quiet)
+    if emit is None:
+        answer(document, as_json=as_json, output=output, quiet=quiet)
+    else:
+        emitted(document, emit, as_json, output, quiet)
     exit_if_exceeded(document)

@@ -98,9 +98,10 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the reader of a configuration was told beside it: how many ranks, and whether the model keeps a latent."""
+    """What the reader of a configuration was told beside it: ranks, or those `planned`, and what the model keeps."""
 
     ranks: int | None = None
+    planned: int | None = None
     latent: bool = False
     block_bytes: int | None = None
 
@@ -173,7 +174,7 @@ def ranks_of(asked: Asked, found: int | None, source: str, name: str) -> int:
     """How many ranks a size a rank is multiplied by. Raises KvplanError where neither file nor option says."""
     if found is not None and asked.ranks is not None and found != asked.ranks:
         raise KvplanError(f"{source}: says {found} ranks and --ranks says {asked.ranks}: leave --ranks out")
-    known = found if found is not None else asked.ranks
+    known = next((count for count in (found, asked.ranks, asked.planned) if count is not None), None)
     if known is None:
         raise KvplanError(f"{source}: {name} is a size of one rank, and the file does not say how many: add --ranks N")
     return known

@@ -132,7 +132,7 @@ def _ranks(spec: Mapping[str, Any], source: str, asked: Asked) -> int:
     said = config.get("tensorParallelSize")
     pp = config.get("pipelineParallelSize", 1)
     found = int(said) * int(pp) if said is not None else None
-    return ranks_of(asked, found if found is not None else (None if asked.ranks else 1), source, _CPU)
+    return ranks_of(asked, found if found is not None or asked.ranks or asked.planned else 1, source, _CPU)
 
 
 def _model(spec: Mapping[str, Any], source: str, ranks: int, asked: Asked) -> Iterator[Knob]:

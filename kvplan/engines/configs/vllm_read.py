@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvplan.documents import Finding, Knob
 from kvplan.engines.configs.common import BYTE, GIB, Asked, Reading, finding, knob, unbounded
+from kvplan.engines.configs.conditions import SHM_SPARE
 from kvplan.engines.configs.source import Command, Source, json_of, number, true, whole
 from kvplan.errors import KvplanError
-from kvplan.units import GiB, show_bytes
+from kvplan.units import GiB, KiB, MiB, show_bytes
 
 _SHORT = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp"}
 _SIMPLE_DEFAULT = 8 * GiB
@@ -106,7 +108,8 @@ def _engine(engine: Engine, asked: Asked) -> tuple[list[Knob], list[Finding], bo
             return [], [finding("warning", "size-ignored", text)], False
         findings += _policy(config)
         found = knob("--kv-offloading-size", gib, GIB, "engine", engine.dp, "host")
-        return [found], findings, not true(engine.command.env.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0"))
+        mapped = not true(engine.command.env.get("VLLM_USE_SIMPLE_KV_OFFLOAD", "0"))
+        return [found], [*findings, *(_docker_shm(engine, found) if mapped else ())], mapped
     if not config.get("kv_connector"):
         return [], [finding("info", "no-tier", "this engine keeps no KV cache outside its GPUs")], False
     knobs: list[Knob] = []
@@ -124,6 +127,20 @@ def connectors(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield from connectors(one)
     else:
         yield config
+
+
+def _docker_shm(engine: Engine, tier: Knob) -> Iterator[Finding]:
+    """Whether `docker run --shm-size` holds the mapping; without it a container has 64 MiB."""
+    text, words = engine.command.last("shm_size"), engine.command.words
+    if words[:1] not in (("docker",), ("podman",), ("nerdctl",)) or engine.command.last("ipc") == "host":
+        return
+    match = re.fullmatch(r"(\d+)([bkmg]?)", (text or "64m").lower())
+    if match is None:
+        raise KvplanError(f"{engine.source}: --shm-size: {text!r} is not a size such as 241g")
+    size = int(match[1]) * {"": 1, "b": 1, "k": KiB, "m": MiB, "g": GiB}[match[2]]
+    if size < (tier.bytes or 0) + SHM_SPARE:
+        what = f"--shm-size {text}" if text else "the container's own 64 MiB of /dev/shm"
+        yield finding("error", "shm-size", f"{what} cannot hold the {show_bytes(tier.bytes or 0)} mapped there")
 
 
 def _policy(config: Mapping[str, Any]) -> Iterator[Finding]:

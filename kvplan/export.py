@@ -1,0 +1,160 @@
+"""A plan as the configuration of a serving system, and an existing configuration as the bytes that it reserves.
+
+What each system can be told, in which unit and of what, is in engines/configs/, one module a system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from kvplan.documents import ConfigCheck, Document, Export, Finding, Host, Plan, Probe
+from kvplan.engines import configs
+from kvplan.engines.configs.common import Asked, Given, Reading, finding, taken
+from kvplan.engines.configs.conditions import DISK_PERCENT, SHM_SPARE
+from kvplan.engines.configs.given import given, keeps_latent
+from kvplan.engines.configs.source import Source
+from kvplan.engines.profiles import profile
+from kvplan.errors import KvplanError, UsageError
+from kvplan.units import show_bytes
+
+SYSTEMS = tuple(name for name, row in configs.SYSTEMS.items() if row.written is not None)
+
+
+def export(plan: Plan, system: str, in_kubernetes: bool = False) -> Export:
+    """A plan's tiers as `system` is told them, with every condition that was checked.
+
+    Raises LimitError with the reason where the system cannot do what the plan asks, KvplanError for a plan of an
+    earlier kvplan, which does not say enough.
+    """
+    row, wanted = configs.system(system), _given(plan)
+    differs = tuple(_other_engine(plan, row))
+    if differs:  # an engine's memory fraction is a fraction of something else in the next
+        wanted = replace(wanted, utilization=profile(row.engines[0]).utilization)
+    made = configs.emit(row, wanted, in_kubernetes)
+    return Export(
+        system=system,
+        floor=made.floor,
+        parts=made.parts,
+        knobs=made.knobs,
+        host_bytes=wanted.host_bytes,
+        disk_bytes=wanted.disk_bytes,
+        host_taken_bytes=taken(made.knobs, "host"),
+        disk_taken_bytes=taken(made.knobs, "disk"),
+        findings=(*differs, *made.findings),
+    )
+
+
+def _given(plan: Plan) -> Given:
+    if plan.settings is None:
+        raise KvplanError(
+            "the plan was made by an earlier kvplan and does not say its engine's settings: make it again"
+        )
+    inputs = plan.inputs
+    probe = inputs.probe.data if inputs.probe else None
+    return given(plan.settings, inputs.estimate.data, plan.policy, plan.budgets, probe)
+
+
+def _other_engine(plan: Plan, row: configs.System) -> Iterator[Finding]:
+    planned = plan.settings.engine if plan.settings else ""
+    if row.engines and planned not in row.engines:
+        text = (
+            f"the plan was made for {planned}, and {row.title} lays the cache out in its own way: make the estimate and "
+            f"the plan with --engine {row.engines[0]}, these are the same bytes and not the same tokens"
+        )
+        yield finding("warning", "other-engine", text)
+
+
+def check(
+    text: str,
+    name: str,
+    system: str | None = None,
+    against: Document[Any] | None = None,
+    ranks: int | None = None,
+) -> ConfigCheck:
+    """What the configuration in `text` reserves on one host; `name` is what errors call it.
+
+    `system` None tells it from its words. `against` is a plan, whose budget of one replica is the limit, or a probe,
+    whose host is. `ranks` is needed where a size counts by rank and the file does not say how many there are. Raises
+    KvplanError naming file and key for what cannot be read.
+    """
+    if ranks is not None and ranks < 1:
+        raise UsageError(f"--ranks {ranks}: an engine has at least one rank")
+    source = Source(name, text)
+    row = configs.system(system) if system else configs.recognised(source)
+    plan = against.data if against is not None and isinstance(against.data, Plan) else None
+    probe = against.data if against is not None and isinstance(against.data, Probe) else None
+    if against is not None and plan is None and probe is None:
+        raise UsageError(f"--against: a plan or a probe is wanted, and this is a {against.kind}")
+    reading = row.read(source, _asked(plan, ranks))
+    limits = _limits(plan, probe)
+    found = (*reading.findings, *_over(reading, limits), *_shm(reading, _host(plan, probe)))
+    return ConfigCheck(
+        system=row.name,
+        source=name,
+        ranks=reading.ranks if reading.ranks is not None else ranks,
+        knobs=reading.knobs,
+        host_bytes=taken(reading.knobs, "host"),
+        disk_bytes=taken(reading.knobs, "disk"),
+        against=limits[2],
+        host_limit_bytes=limits[0],
+        disk_limit_bytes=limits[1],
+        ok=not any(one.severity == "error" for one in found),
+        findings=found,
+    )
+
+
+def _asked(plan: Plan | None, ranks: int | None) -> Asked:
+    """What a reader should know beside the file: --ranks or the plan's, and what the plan's model keeps."""
+    if plan is None or plan.settings is None:
+        return Asked(ranks=ranks)
+    latent = keeps_latent(plan.inputs.estimate.data)
+    block = _given(plan).block_bytes
+    return Asked(ranks=ranks, planned=plan.settings.ranks, latent=latent, block_bytes=block)
+
+
+def _limits(plan: Plan | None, probe: Probe | None) -> tuple[int | None, int | None, str | None]:
+    """Most host and disk bytes, and what says so."""
+    if plan is not None:
+        budgets = plan.budgets
+        return budgets.host.requested_bytes, budgets.disk.requested_bytes, "the plan's budget of one replica"
+    if probe is not None:
+        drives = [one.free_bytes * DISK_PERCENT // 100 for one in probe.capacity]
+        disk = drives[0] if len(drives) == 1 else None
+        return (
+            probe.host.usable_memory_bytes,
+            disk,
+            "the probed host: memory that can be used, 85 % of what its drive has",
+        )
+    return None, None, None
+
+
+def _host(plan: Plan | None, probe: Probe | None) -> Host | None:
+    if plan is not None:
+        inner = plan.inputs.probe
+        return inner.data.host if inner is not None and plan.settings and plan.settings.host_known else None
+    return probe.host if probe is not None else None
+
+
+def _over(reading: Reading, limits: tuple[int | None, int | None, str | None]) -> Iterator[Finding]:
+    for tier, limit in (("host", limits[0]), ("disk", limits[1])):
+        size = taken(reading.knobs, tier)  # type: ignore[arg-type]
+        if limit is None:
+            continue
+        if size is None and tier == "host":
+            text = f"host memory is bounded by nothing here, and {limits[2]} is {show_bytes(limit)}"
+            yield finding("error", "over-host", text)
+        elif size is not None and size > limit:
+            more = show_bytes(size - limit)
+            text = f"{show_bytes(size)} of {tier} reserved, {more} more than the {show_bytes(limit)} of {limits[2]}"
+            yield finding("error", f"over-{tier}", text)
+
+
+def _shm(reading: Reading, host: Host | None) -> Iterator[Finding]:
+    size = taken(reading.knobs, "host") or 0
+    if not reading.shm or not size or host is None or host.shm_free_bytes is None:
+        return
+    if host.shm_free_bytes < size + SHM_SPARE:
+        text = f"/dev/shm has {show_bytes(host.shm_free_bytes)} free and the tier maps {show_bytes(size)} there"
+        yield finding("error", "shm-room", text)
