@@ -20,8 +20,8 @@ from kvplan import files, logs, report, reuse, simulate
 from kvplan.documents import Arm, ArmResult, EngineModel, LinkModel, LogSource, Requests
 from kvplan.errors import KvplanError, UsageError
 from kvplan.simulation import setup
+from kvplan.simulation.measures import quantile, ttfts
 from kvplan.simulation.schedule import schedule_of
-from kvplan.simulation.summary import quantile, ttfts
 from kvplan.simulation.world import World
 
 BLOCK = 16
@@ -399,7 +399,8 @@ def test_a_plan_gives_the_engine_its_link_and_its_cost() -> None:
     load = engine.host_link.latency_s + host_row.prefix_tokens * 131_072 / engine.host_link.load_bytes_per_s
     assert load == pytest.approx(host_row.load_s)
     assert engine.kv_tokens == plan.budgets.gpu.usable_bytes // 131_072
-    assert {one.what for one in evidence} >= {"recompute cost", "host link", "GPU memory rate"}
+    said = {one.what for one in evidence}
+    assert said >= {"recompute cost", "host link, loads", "host link, stores", "GPU memory rate"}
 
 
 # ------------------------------------------------------------------------------------------- conservation
@@ -416,10 +417,14 @@ def books_balance(world: World) -> None:
         assert gpu.private >= 0
         assert gpu.inserted == gpu.state.count(2) + gpu.unnamed + sum(gpu.removed.values())
         assert not gpu.cached.keys() & gpu.users.keys()
+        assert gpu.hit <= gpu.cached.keys() | gpu.users.keys()
+        assert gpu.never_hit <= sum(gpu.removed.values())
         for tier in (replica.tiers.host, replica.tiers.disk):
             if tier is not None:
                 assert tier.inserted == len(tier.used_at) + sum(tier.removed.values())
                 assert tier.used <= tier.capacity
+                assert tier.hit <= tier.used_at.keys()
+                assert tier.never_hit <= sum(tier.removed.values())
                 assert not tier.reserved & tier.used_at.keys()
                 assert all(count > 0 for count in tier.pinned.values())
 

@@ -13,6 +13,7 @@ from kvplan.documents import Arm, EngineModel, Fault, LinkModel
 from kvplan.errors import UsageError
 from kvplan.simulation.live import DONE, GONE
 from kvplan.simulation.schedule import schedule_of
+from kvplan.simulation.shocks import shocked
 from kvplan.simulation.world import World
 
 LINK = LinkModel(load_bytes_per_s=2e6, store_bytes_per_s=2e6, latency_s=0.001)
@@ -35,16 +36,20 @@ slow = st.builds(
 )
 failing = st.builds(Fault, at_s=st.floats(0, 20), kind=st.just("load-failure"), value=st.sampled_from([0.0, 0.5, 1.0]))
 gone = st.builds(Fault, at_s=st.floats(0, 20), kind=st.just("client-gone"), request=st.integers(0, 49))
+left = st.builds(Fault, at_s=st.floats(0, 20), kind=st.just("worker-gone"), value=st.sampled_from([0.0, 1.0]))
+shocks = st.builds(
+    Fault, at_s=st.floats(0, 20), kind=st.sampled_from(["scan", "churn"]), value=st.sampled_from([1.0, 7.0])
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
     st.integers(0, 10**6),
-    st.lists(st.one_of(restarts, losses, slow, failing, gone), max_size=12),
+    st.lists(st.one_of(restarts, losses, slow, failing, gone, left, shocks), max_size=12),
     st.sampled_from(["write-through", "on-eviction"]),
     st.sampled_from(["recompute", "wait"]),
     st.sampled_from([0.0, 0.02, 0.4]),
-    st.integers(1, 2),
+    st.sampled_from([1, 3]),
 )
 def test_random_faults_lose_no_request(
     seed: int, faults: list[Fault], store: str, in_flight: str, gap_s: float, replicas: int
@@ -52,11 +57,13 @@ def test_random_faults_lose_no_request(
     log = conversations(50, gap_s, seed=seed, output=1 + seed % 30)
     arm = replace(host(40, store=store, in_flight=in_flight), disk_bytes=90 * BLOCK * TOKEN)
     engine = replace(SMALL, replicas=replicas)
-    world = World(schedule_of(log, 1.0, None), engine, arm, faults, watch=books_balance)
+    faults = [fault for fault in faults if fault.kind != "worker-gone" or replicas > 1]
+    world = World(shocked(schedule_of(log, 1.0, None), faults), engine, arm, faults, watch=books_balance)
     world.play()
     assert all(one.state in (DONE, GONE) for one in world.requests)
     result = simulate.play(log, engine, arm, faults)
-    assert result.completed + sum(result.cancelled.values()) == result.submitted == 50
+    assert result.completed + sum(result.cancelled.values()) == result.submitted
+    assert result.submitted == 50 + sum(int(fault.value) for fault in faults if fault.kind == "scan")
     asked = {fault.request for fault in faults if fault.kind == "client-gone"}
     assert sum(result.cancelled.values()) <= len(asked)
     for replica in world.replicas:
@@ -162,14 +169,19 @@ def test_a_request_longer_than_the_cache_is_turned_away_and_counted() -> None:
         ("5s:lose-disk", Fault(at_s=5, kind="tier-lost", tier="disk")),
         ("5s:slow-host=0.5", Fault(at_s=5, kind="link", tier="host", value=0.5)),
         ("5s:fail-loads=0.1", Fault(at_s=5, kind="load-failure", value=0.1)),
-        ("5s:client-gone=7", Fault(at_s=5, kind="client-gone", request=7)),
+        ("5s:client-gone=0", Fault(at_s=5, kind="client-gone", request=0)),
+        ("5s:worker-gone=1", Fault(at_s=5, kind="worker-gone", value=1)),
+        ("5s:scan=200", Fault(at_s=5, kind="scan", value=200)),
+        ("5s:churn", Fault(at_s=5, kind="churn")),
     ],
 )
 def test_a_fault_is_read(text: str, fault: Fault) -> None:
     assert simulate.fault_of(text) == fault
 
 
-@pytest.mark.parametrize("text", ["restart", "10:restart", "5s:flood", "5s:slow-host=0", "5s:fail-loads=x"])
+@pytest.mark.parametrize(
+    "text", ["restart", "10:restart", "5s:flood", "5s:slow-host=0", "5s:fail-loads=x", "5s:scan=0", "5s:client-gone"]
+)
 def test_a_fault_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--fault"):
         simulate.fault_of(text)

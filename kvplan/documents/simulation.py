@@ -39,10 +39,13 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     restart: the engine is away for `value` seconds and its GPU cache is gone; tiers in `survives` keep their blocks.
     tier-lost: `tier` loses every block and takes no more. link: the link of `tier` runs at `value` times its rate from
     then on. load-failure: the share `value` of loads fails from then on. client-gone: request `request` is given up.
+    worker-gone: replica `value` (from 0) leaves for good, and whoever was inside asks another one. scan: `value`
+    requests as long as the log's, whose blocks nobody shares, come on top at the log's mean rate. churn: every block
+    that is asked for from then on is new, as if all conversations and all shared starts were others.
     """
 
     at_s: Seconds
-    kind: Literal["restart", "tier-lost", "link", "load-failure", "client-gone"]
+    kind: Literal["restart", "tier-lost", "link", "load-failure", "client-gone", "worker-gone", "scan", "churn"]
     tier: Literal["host", "disk"] = "host"
     value: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     survives: tuple[Literal["host", "disk"], ...] = ()
@@ -110,7 +113,8 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     """What one tier did, all replicas together; removals by reason. The GPU neither loads nor stores by itself.
 
-    `blocks` are in the tier at the end: `inserted_blocks` less all removals.
+    `blocks` are in the tier at the end: `inserted_blocks` less all removals. Of those that left and of those that are
+    still there, so many were never hit while they were there. `full_at_s` is when the tier first gave one up for room.
     """
 
     tier: Literal["gpu", "host", "disk"]
@@ -124,23 +128,73 @@ class TierUse(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: Bytes = 0
     load_busy_ratio: Ratio = 0.0
     store_busy_ratio: Ratio = 0.0
+    removed_never_hit_blocks: Count | None = None
+    kept_never_hit_blocks: Count | None = None
+    full_at_s: Seconds | None = None
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that arrived from `from_s` on, a tenth of the schedule: how a cold start warms and a fault shows."""
+    """Requests that arrived from `from_s` on: how a cold start warms and a fault shows.
+
+    `host_bytes` and `disk_bytes` are held at its end, `host_removed_bytes` left the host within it.
+    """
 
     from_s: Seconds
     requests: Count
     hit_ratio: Ratio
     ttft_p90_s: Seconds | None
     host_bytes: Bytes
+    host_removed_bytes: Bytes | None = None
+    disk_bytes: Bytes | None = None
+
+
+class Phase(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that arrived from `from_s` until the next phase.
+
+    cold: all tiers began empty. full: the largest tier has given up its first block. Others: after a fault of that
+    kind; scan-over: after the last request of a scan.
+    """
+
+    name: str
+    from_s: Seconds
+    requests: Count
+    hit_ratio: Ratio
+    ttft_p50_s: Seconds | None
+    ttft_p90_s: Seconds | None
+
+
+class Quantile(msgspec.Struct, frozen=True, kw_only=True):
+    """The share `share` of values is at most `seconds` (nearest rank)."""
+
+    share: Ratio
+    seconds: Seconds
+
+
+class LoadPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """The schedule at the share `load_ratio` of the rate that the first arm sustains: the same rate in every arm."""
+
+    load_ratio: Ratio
+    requests_per_s: float
+    hit_ratio: Ratio
+    gpu_busy_ratio: Ratio
+    ttft: tuple[Quantile, ...]
+
+
+class RatePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One rate that was tried; `ttft_p90_s` None: nobody had a first token."""
+
+    requests_per_s: float
+    ttft_p90_s: Seconds | None
+    holds: bool
 
 
 class SustainableRate(msgspec.Struct, frozen=True, kw_only=True):
     """The highest rate found at which `share` of requests have their first token within `slo_ttft_s`.
 
     Between `requests_per_s` and `fails_at`, the lowest rate that failed. `requests_per_s` None: no rate tried held;
-    `fails_at` None: every rate tried held, and the true one is higher.
+    `fails_at` None: every rate tried held, and the true one is higher. `tried` are all rates played, in their order.
+    `low_per_s` and `high_per_s` are where the target would be met if true times were `time_high_ratio` and
+    `time_low_ratio` times those modelled, between the rates tried; None where that lies beyond them.
     """
 
     slo_ttft_s: Seconds
@@ -149,11 +203,15 @@ class SustainableRate(msgspec.Struct, frozen=True, kw_only=True):
     points: Count
     requests_per_s: float | None
     fails_at: float | None
+    low_per_s: float | None = None
+    high_per_s: float | None = None
+    tried: tuple[RatePoint, ...] = ()
 
 
 class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     """What became of the schedule in one arm. `completed` + `cancelled` (by reason) are all that were submitted.
 
+    `slices` are tenths of the schedule's time, `timeline` the same finer. `loads` are there where a rate was searched.
     `hit_ratio` is hit tokens at first admission over the input tokens of all requests admitted, in every arm alike.
     """
 
@@ -176,7 +234,10 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierUse, ...]
     slices: tuple[Slice, ...]
     completed_per_s: float | None = None
+    timeline: tuple[Slice, ...] = ()
+    phases: tuple[Phase, ...] = ()
     sustainable: SustainableRate | None = None
+    loads: tuple[LoadPoint, ...] = ()
 
 
 class Simulation(msgspec.Struct, frozen=True, kw_only=True):

@@ -28,6 +28,9 @@ class GpuCache:
         self.last_key = 0
         self.inserted = 0
         self.removed: Counter[str] = Counter()
+        self.hit: set[int] = set()  # blocks that are there and were hit since they came
+        self.never_hit = 0  # of those removed
+        self.full_at: float | None = None
 
     def room(self, used_anyway: Iterable[int] = ()) -> int:
         """Blocks that could be had, given that the cached ones of `used_anyway` are about to be used."""
@@ -39,9 +42,11 @@ class GpuCache:
             self.cached.pop(block, None)
             self.users[block] = self.users.get(block, 0) + 1
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int, now: float) -> list[int]:
         """Take `count` blocks for private use, giving up cached ones where none is free; those given up."""
         gone = []
+        if self.free < count and self.full_at is None:
+            self.full_at = now
         while self.free < count:
             block, _ = self.cached.popitem(last=False)
             self._drop(block, "capacity")
@@ -57,6 +62,10 @@ class GpuCache:
             self.unnamed -= 1
         else:
             self.state[block] = ABSENT
+        if block in self.hit:
+            self.hit.remove(block)
+        else:
+            self.never_hit += 1
         self.removed[reason] += 1
         self.free += 1
 
@@ -99,6 +108,7 @@ class GpuCache:
                 self.cached[block] = now
             else:
                 self.state[block] = ABSENT
+                self.hit.discard(block)
                 self.free += 1
         self.version += 1
 
@@ -113,7 +123,10 @@ class GpuCache:
 
     def clear(self) -> None:
         """A restart: every block is gone."""
-        self.removed["restart"] += self.state.count(READY) + self.unnamed
+        there = self.state.count(READY) + self.unnamed
+        self.removed["restart"] += there
+        self.never_hit += there - sum(self.state[block] == READY for block in self.hit)
+        self.hit.clear()
         self.unnamed = 0
         self.state = bytearray(len(self.state))
         self.users.clear()

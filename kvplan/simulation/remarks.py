@@ -8,6 +8,7 @@ import numpy as np
 
 from kvplan.documents import ArmResult, EngineModel, Finding, Loop, Plan, Requests
 from kvplan.simulation.loops import Turn
+from kvplan.simulation.setup import assumed_stores
 
 SATURATED = 0.97
 
@@ -21,6 +22,13 @@ def of_results(results: Sequence[ArmResult]) -> tuple[Finding, ...]:
     if unfit:
         text = f"{unfit:,} requests are longer than the GPU's whole KV cache: turned away in every arm"
         findings.append(Finding(severity="warning", code="does-not-fit", text=text))
+    lost = [one.arm.name for one in results[:1] if one.sustainable and one.sustainable.requests_per_s is None]
+    if lost:
+        text = (
+            f"arm {lost[0]} meets the target at no rate that was tried, so there is no load to show TTFT at: give a "
+            "longer --slo-ttft"
+        )
+        findings.append(Finding(severity="warning", code="slo-never-met", text=text))
     full = [result.arm.name for result in results if result.gpu_busy_ratio > SATURATED]
     if full:
         text = (
@@ -62,7 +70,14 @@ def of_plan(plan: Plan | EngineModel, requests: Requests) -> tuple[Finding, ...]
             "the log names no sessions: requests go where most of their prompt went last, else to the least busy",
         ),
     )
-    return tuple(Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds)
+    named = [Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds]
+    for tier in assumed_stores(plan):
+        text = (
+            f"no clean store to the {tier} tier was measured: it is played as storing as fast as it loads, which is "
+            "assumed; probe the target host to know"
+        )
+        named.append(Finding(severity="warning", code="store-rate-assumed", text=text))
+    return tuple(named)
 
 
 def of_loop(requests: Requests, loop: Loop, after: Sequence[Turn | None]) -> tuple[Finding, ...]:

@@ -8,6 +8,7 @@ is played at once, with the exact sum of its step times.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 
 from kvplan.documents import Arm, EngineModel
@@ -129,7 +130,8 @@ class Replica:
             return False
         loads = self.tiers.found(path, hits, request.reusable, now)
         gpu.use(path[:hits])
-        gone = gpu.take(needed)
+        gone = gpu.take(needed, now)
+        gpu.hit.update(path[:hits])
         self._own(request, hits, needed)
         self.tiers.touch(path, now)
         if request.admitted_at is None:
@@ -365,7 +367,7 @@ class Replica:
                 self._preempt(next(reversed(self.running.values())), now)
             if stale(entry):
                 continue
-            gone = self.gpu.take(1)
+            gone = self.gpu.take(1, now)
             request.private += 1
             if self.on_eviction and gone:
                 self.tiers.store(gone, now)
@@ -405,20 +407,33 @@ class Replica:
 
     def restart(self, now: float, down_s: float, survives: tuple[str, ...]) -> None:
         """The engine dies: its GPU cache and all progress are gone, clients ask again, `down_s` later it is back."""
+        for request in self._empty(now, survives):
+            heapq.heappush(self.waiting, (request.rank, request))
+        self.down_until = max(self.down_until, now + down_s)
+        self.at(self.down_until, self._resume, ())
+
+    def leave(self, now: float) -> list[Live]:
+        """The replica is gone for good: everybody who was there, to ask another one."""
+        self.down_until = math.inf
+        self.outstanding = 0
+        return self._empty(now, ())
+
+    def _empty(self, now: float, survives: tuple[str, ...]) -> list[Live]:
+        """Lose the GPU cache, all progress and the tiers that do not survive: those who were inside, waiting again."""
         if self.stepping:
             self.busy_s += now - self.step_began
         self.stepping = False
         self.generation += 1
-        for request in [*self.running.values(), *self.loading.values()]:
+        inside = [*self.running.values(), *self.loading.values()]
+        inside += [request for others in self.parked.values() for request in others]
+        inside += [request for _, request in self.waiting if request.state == WAITING]
+        self.waiting.clear()
+        for request in inside:
             request.held, request.owned, request.private, request.hold = [], [], 0, None
             request.epoch += 1
-            request.emitted = 0
-            self._queue_again(request)
-        for owner in list(self.parked):
-            for request in self.parked.pop(owner):
-                self._queue_again(request)
-        for held in (self.running, self.prefilling, self.loading, self.owners):
-            held.clear()
+            request.state, request.progress, request.emitted, request.target = WAITING, 0, 0, request.input_tokens
+        for emptied in (self.running, self.prefilling, self.loading, self.owners, self.parked):
+            emptied.clear()
         self.decoding = self.kv_tokens = 0
         self.ends.clear()
         self.grows.clear()
@@ -427,7 +442,8 @@ class Replica:
             if name not in survives:
                 self.tiers.lose(name, "restart", closed=False)
         for request, cause in self.leaving:
-            self._end(request, now, cause)
+            if request in inside:
+                inside.remove(request)
+                self._end(request, now, cause)
         self.leaving.clear()
-        self.down_until = max(self.down_until, now + down_s)
-        self.at(self.down_until, self._resume, ())
+        return inside

@@ -125,11 +125,33 @@ def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Option
         _evidence("recompute cost", cost, prefill.provenance, prefill.source),
         _evidence("step limits", limits, "default", "--max-num-batched-tokens and --max-num-seqs"),
     ]
-    for name, link in (("host link", model.host_link), ("disk", model.disk_link)):
+    assumed = assumed_stores(plan)
+    for tier, name, link in (("host", "host link", model.host_link), ("disk", "disk", model.disk_link)):
         if link is not None:
-            value = f"loads {show_rate(link.load_bytes_per_s)}, stores {show_rate(link.store_bytes_per_s)}"
-            rows.append(_evidence(name, value, *_origin(plan, name)))
+            rows.append(_evidence(f"{name}, loads", show_rate(link.load_bytes_per_s), *_origin(plan, name)))
+            stores: tuple[Provenance, str] = _origin(plan, name)
+            if tier in assumed:
+                stores = "assumed", "as fast as loads: no clean store was measured"
+            rows.append(_evidence(f"{name}, stores", show_rate(link.store_bytes_per_s), *stores))
     return tuple(rows)
+
+
+def assumed_stores(plan: Plan) -> tuple[str, ...]:
+    """Tiers whose links are played as storing at the rate of loads, because nothing says how fast they store."""
+    return tuple(
+        tier
+        for tier in ("host", "disk")
+        if any(row.tier == tier for row in plan.break_even)
+        and not (tier == "host" and plan.policy.host_link_bytes_per_s)
+        and _store_rate(plan, tier, _granule(plan)) is None
+    )
+
+
+def _granule(plan: Plan) -> int:
+    """Bytes of one block that one GPU moves."""
+    estimate = plan.inputs.estimate.data
+    per_token = max(1, estimate.kv.offload_bytes_per_token)
+    return max(1, max(1, estimate.block_tokens) * per_token // max(1, estimate.parallel.gpus))
 
 
 def _origin(plan: Plan, name: str) -> tuple[Provenance, str]:
@@ -172,9 +194,7 @@ def _link(plan: Plan, tier: str, per_token: int) -> LinkModel | None:
     if seconds <= 0:
         return None
     latency = max(0.0, first.load_s - seconds * first.prefix_tokens)
-    estimate = plan.inputs.estimate.data
-    granule = max(1, estimate.block_tokens) * per_token // max(1, estimate.parallel.gpus)
-    store = _store_rate(plan, tier, max(1, granule))
+    store = _store_rate(plan, tier, _granule(plan))
     load = per_token / seconds
     return LinkModel(load_bytes_per_s=load, store_bytes_per_s=store or load, latency_s=latency)
 

@@ -3,39 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from kvplan.documents import ArmResult, Slice, Spread, TierUse
+from kvplan.documents import ArmResult, TierUse
+from kvplan.simulation import over_time
 from kvplan.simulation.links import Fifo
 from kvplan.simulation.live import DONE, Live
+from kvplan.simulation.measures import hit_tokens, spread, ttfts
 from kvplan.simulation.tiers import Tier
 from kvplan.simulation.world import World
-
-SLICES = 10
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Nearest-rank percentile of ascending values."""
-    return ordered[max(0, -(-int(len(ordered) * share * 1000) // 1000) - 1)]
-
-
-def spread(values: Iterable[float]) -> Spread | None:
-    """Mean and percentiles; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    p50, p90, p99 = (quantile(ordered, share) for share in (0.5, 0.9, 0.99))
-    return Spread(mean=sum(ordered) / len(ordered), p50=p50, p90=p90, p99=p99, max=ordered[-1])
-
-
-def ttfts(requests: Iterable[Live]) -> list[float]:
-    """Seconds from arrival to the first token, of those that had one."""
-    return [one.first_token_at - one.arrived_at for one in requests if one.first_token_at is not None]
-
-
-def hit_tokens(request: Live, block_tokens: int) -> int:
-    """Input tokens that a request did not have to compute when it was first admitted."""
-    return sum(request.hits) * block_tokens
 
 
 def summarise(world: World) -> ArmResult:
@@ -70,7 +46,9 @@ def summarise(world: World) -> ArmResult:
         preemptions=sum(one.preemptions for one in replicas),
         failed_loads=sum(one.tiers.failed_loads for one in replicas),
         tiers=_tiers(world, admitted, span),
-        slices=_slices(world, admitted),
+        slices=over_time.slices(world, admitted, over_time.SLICES),
+        timeline=over_time.slices(world, admitted, over_time.MOMENTS),
+        phases=over_time.phases(world, admitted),
     )
 
 
@@ -90,6 +68,9 @@ def _tiers(world: World, admitted: list[Live], span: float) -> tuple[TierUse, ..
             inserted_blocks=sum(gpu.inserted for gpu in gpus),
             removed_blocks=_total(gpu.removed for gpu in gpus),
             refused_blocks={},
+            removed_never_hit_blocks=sum(gpu.never_hit for gpu in gpus),
+            kept_never_hit_blocks=sum(len(gpu.cached.keys() - gpu.hit) for gpu in gpus),
+            full_at_s=over_time.full_at(gpus),
         )
     ]
     below = [one.tiers for one in world.replicas]
@@ -116,6 +97,9 @@ def _tier(
         inserted_blocks=sum(tier.inserted for tier in tiers),
         removed_blocks=_total(tier.removed for tier in tiers),
         refused_blocks=_total(tier.refused for tier in tiers),
+        removed_never_hit_blocks=sum(tier.never_hit for tier in tiers),
+        kept_never_hit_blocks=sum(len(tier.used_at.keys() - tier.hit) for tier in tiers),
+        full_at_s=over_time.full_at(tiers),
         loaded_bytes=sum(link.moved_bytes for link in loads),
         stored_bytes=sum(link.moved_bytes for link in stores),
         load_busy_ratio=_share(sum(link.busy_s for link in loads), span * len(tiers)),
@@ -128,29 +112,3 @@ def _total(counters: Iterable[Counter[str]]) -> dict[str, int]:
     for one in counters:
         whole.update(one)
     return {reason: whole[reason] for reason in sorted(whole) if whole[reason]}
-
-
-def _slices(world: World, admitted: list[Live]) -> tuple[Slice, ...]:
-    """The schedule in tenths of time."""
-    if not world.requests:
-        return ()
-    width = max(max(one.arrived_at for one in world.requests) / SLICES, 1e-9)
-    parts: list[list[Live]] = [[] for _ in range(SLICES)]
-    for one in admitted:
-        parts[min(SLICES - 1, int(one.arrived_at / width))].append(one)
-    block_bytes = world.model.block_tokens * world.model.tier_bytes_per_token
-    slices = []
-    for number, part in enumerate(parts):
-        inputs = sum(one.input_tokens for one in part)
-        times = spread(ttfts(part))
-        held = [blocks for when, blocks in world.occupancy if when < (number + 1) * width]
-        slices.append(
-            Slice(
-                from_s=number * width,
-                requests=len(part),
-                hit_ratio=sum(hit_tokens(one, world.model.block_tokens) for one in part) / inputs if inputs else 0.0,
-                ttft_p90_s=times.p90 if times else None,
-                host_bytes=(held[-1] if held else 0) * block_bytes,
-            )
-        )
-    return tuple(slices)

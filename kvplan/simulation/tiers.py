@@ -134,6 +134,9 @@ class Tier:
         self.order: Order = self._fresh()
         self.removed: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self.hit: set[int] = set()  # blocks that are there and were read since they came
+        self.never_hit = 0  # of those removed
+        self.full_at: float | None = None
         self.inserted = 0
         self.generation = 0
 
@@ -183,21 +186,23 @@ class Tier:
             if self.seen is not None and block not in self.seen:
                 self.seen.add(block)
                 self.refused["first use"] += 1
-            elif self._room(block):
+            elif self._room(block, now):
                 self.reserved.add(block)
                 admitted.append(block)
             else:
                 self.refused["no room"] += 1
         return admitted
 
-    def _room(self, block: int) -> bool:
+    def _room(self, block: int, now: float) -> bool:
         if self.used < self.capacity:
             return True
+        if self.full_at is None and self.capacity:
+            self.full_at = now
         victim = self.order.victim(self.pinned, block)
         if victim is None:
             return False
         del self.used_at[victim]
-        self.removed["capacity"] += 1
+        self._left(victim, "capacity")
         return True
 
     def commit(self, blocks: Sequence[int], now: float) -> None:
@@ -212,9 +217,10 @@ class Tier:
         """Reserved blocks never came."""
         self.reserved.difference_update(blocks)
 
-    def pin(self, blocks: Iterable[int]) -> None:
+    def pin(self, blocks: Sequence[int]) -> None:
         """A transfer reads the blocks."""
         self.pinned.update(blocks)
+        self.hit.update(blocks)
 
     def unpin(self, blocks: Iterable[int]) -> None:
         """The transfer is over."""
@@ -227,11 +233,20 @@ class Tier:
     def _drop(self, block: int, reason: str) -> None:
         self.order.remove(block)
         del self.used_at[block]
+        self._left(block, reason)
+
+    def _left(self, block: int, reason: str) -> None:
         self.removed[reason] += 1
+        if block in self.hit:
+            self.hit.remove(block)
+        else:
+            self.never_hit += 1
 
     def clear(self, reason: str, closed: bool = False) -> None:
         """Lose every block; a `closed` tier takes no more."""
         self.removed[reason] += len(self.used_at)
+        self.never_hit += len(self.used_at) - len(self.hit)
+        self.hit.clear()
         self.used_at.clear()
         self.reserved.clear()
         self.pinned.clear()

@@ -75,7 +75,10 @@ def loop_of(sessions: bool, concurrency: int | None) -> Loop:
     return Loop(kind="sessions" if sessions else "open")
 
 
-_FAULTS = "restart, restart-keep-host, lose-host, lose-disk, slow-host, slow-disk, fail-loads, client-gone"
+_FAULTS = (
+    "restart, restart-keep-host, lose-host, lose-disk, slow-host, slow-disk, fail-loads, client-gone, worker-gone, "
+    "scan, churn"
+)
 
 
 def fault_of(text: str) -> Fault:
@@ -100,7 +103,13 @@ def fault_of(text: str) -> Fault:
             case "fail-loads":
                 return Fault(at_s=at, kind="load-failure", value=min(1.0, _above_zero(value)))
             case "client-gone":
-                return Fault(at_s=at, kind="client-gone", request=int(_above_zero(value)))
+                return Fault(at_s=at, kind="client-gone", request=_count(value))
+            case "worker-gone":
+                return Fault(at_s=at, kind="worker-gone", value=_count(value or "0"))
+            case "scan":
+                return Fault(at_s=at, kind="scan", value=int(_above_zero(value)))
+            case "churn":
+                return Fault(at_s=at, kind="churn")
     except UsageError as error:
         raise UsageError(f"--fault {text!r}: {error}") from None
     raise UsageError(f"--fault {text!r}: write TIME:WHAT, where WHAT is one of {_FAULTS}")
@@ -108,6 +117,12 @@ def fault_of(text: str) -> Fault:
 
 def _tier(what: str) -> Any:
     return what.partition("-")[2]
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{text!r} is no number of 0 or more")
+    return int(text)
 
 
 def _above_zero(text: str) -> float:

@@ -15,7 +15,17 @@ from kvplan.simulation.live import DONE, GONE, Live
 from kvplan.simulation.loops import Turn
 from kvplan.simulation.replica import Replica
 
-SAMPLES = 120  # of the host tier's occupancy, over the schedule
+SAMPLES = 240  # of what tiers hold, over the schedule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the tiers below the GPU hold at a time, and what the host has given up until then, in blocks."""
+
+    when: float
+    host: int
+    host_removed: int
+    disk: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +34,7 @@ class Schedule:
 
     A request with a turn in `after` comes once that answer is over. With `clients`, so many requests are there at
     once: the next of the schedule comes when one ends. `answers` are the blocks that outputs become, where known.
+    `scans_over` is when the last request of each scan comes.
     """
 
     times: Sequence[float]
@@ -35,6 +46,7 @@ class Schedule:
     after: Sequence[Turn | None] = ()
     answers: Sequence[list[int]] = ()
     clients: int | None = None
+    scans_over: tuple[float, ...] = ()
 
 
 def _order(schedule: Schedule) -> tuple[list[int], dict[int, list[tuple[int, float]]], deque[int]]:
@@ -52,7 +64,7 @@ def _order(schedule: Schedule) -> tuple[list[int], dict[int, list[tuple[int, flo
             first.append(index)
         else:
             later.setdefault(turn.after, []).append((index, turn.think_s))
-    return first, later, deque()
+    return sorted(first, key=lambda index: schedule.times[index]), later, deque()
 
 
 class World:
@@ -68,6 +80,8 @@ class World:
     ) -> None:
         self.model = model
         self.arm = arm
+        self.faults = faults
+        self.scans_over = schedule.scans_over
         self.watch = watch
         self.now = 0.0
         self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -88,7 +102,8 @@ class World:
         self.in_system_s = 0.0
         self.last_change = 0.0
         self.progress = silent
-        self.occupancy: list[tuple[float, int]] = []
+        self.occupancy: list[Held] = []
+        self.gone: set[int] = set()  # replicas that left for good
         self.homes: OrderedDict[int, int] = OrderedDict()
         self.replicas = [
             Replica(model, arm, schedule.unique, self.at, self.next_event, self._left) for _ in range(model.replicas)
@@ -130,7 +145,7 @@ class World:
         every = max(1, len(self.requests) // SAMPLES)
         if self.arrived % every == 0:
             self.progress(f"playing arm {self.arm.name}", self.arrived / len(self.requests))
-            self.occupancy.append((now, self._host_blocks()))
+            self.occupancy.append(self.held(now))
         request.arrived_at, request.rank = now, self.arrived
         self.arrived += 1
         self.now = now
@@ -163,8 +178,15 @@ class World:
         if self.queue:
             self.at(now, self._follow, (self.requests[self.queue.popleft()],))
 
-    def _host_blocks(self) -> int:
-        return sum(one.tiers.host.used for one in self.replicas if one.tiers.host is not None)
+    def held(self, now: float) -> Held:
+        """What the tiers hold, all replicas together."""
+        hosts = [one.tiers.host for one in self.replicas if one.tiers.host is not None]
+        return Held(
+            when=now,
+            host=sum(tier.used for tier in hosts),
+            host_removed=sum(sum(tier.removed.values()) for tier in hosts),
+            disk=sum(one.tiers.disk.used for one in self.replicas if one.tiers.disk is not None),
+        )
 
     # --------------------------------------------------------------------------------------------- routing
 
@@ -179,24 +201,43 @@ class World:
 
     def _choose(self, request: Live, count: int) -> int:
         """By turns, by session, or where at least half of the prompt went last, else to the least busy."""
+        there = [number for number in range(count) if number not in self.gone]
         if self.model.routing == "round-robin":
-            return request.index % count
+            return there[request.index % len(there)]
         if self.model.routing == "session" and request.session >= 0:
-            return request.session % count
+            return there[request.session % len(there)]
         known = 0
         while known < len(request.path) and request.path[known] in self.homes:
             known += 1
         if 2 * known >= max(1, len(request.path)):
             return self.homes[request.path[known - 1]]
-        return min(range(count), key=lambda one: (self.replicas[one].outstanding, one))
+        return min(there, key=lambda one: (self.replicas[one].outstanding, one))
 
     # ---------------------------------------------------------------------------------------------- faults
 
     def _fault(self, now: float, fault: Fault) -> None:
         if fault.kind == "client-gone":
             self._gone(now, fault.request)
+        elif fault.kind == "worker-gone":
+            self._leave(now, int(fault.value))
+        else:
+            self._strike(now, fault)
+
+    def _leave(self, now: float, number: int) -> None:
+        """A replica leaves; whoever was there, and what was asked of it, goes to the others."""
+        if number in self.gone:
             return
-        for replica in self.replicas:
+        self.gone.add(number)
+        for block in [block for block, home in self.homes.items() if home == number]:
+            del self.homes[block]
+        for request in sorted(self.replicas[number].leave(now), key=lambda one: one.rank):
+            self._route(request).arrive(request, now)
+        self._start(now)
+
+    def _strike(self, now: float, fault: Fault) -> None:
+        for number, replica in enumerate(self.replicas):
+            if number in self.gone:
+                continue
             match fault.kind:
                 case "restart":
                     replica.restart(now, fault.value, fault.survives)
@@ -204,8 +245,10 @@ class World:
                     replica.tiers.lose(fault.tier, "tier lost", closed=True)
                 case "link":
                     replica.tiers.slow(fault.tier, fault.value)
-                case _:
+                case "load-failure":
                     replica.tiers.failing = fault.value
+                case _:  # scan and churn are in the schedule already
+                    return
 
     def _gone(self, now: float, index: int | None) -> None:
         if index is None or index >= len(self.requests):
