@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from kvplan.commands.catalogue import models, schema
+from kvplan.commands.compare import compare
 from kvplan.commands.estimate import estimate
 from kvplan.commands.export import export
 from kvplan.commands.observe import observe
@@ -55,7 +56,7 @@ def _root(
         raise typer.Exit(2)
 
 
-for command in (estimate, workload, probe, plan, simulate, residency, observe, report, models, schema):
+for command in (estimate, workload, probe, plan, simulate, compare, residency, observe, report, models, schema):
     app.command()(command)
 app.add_typer(replay, name="replay")
 

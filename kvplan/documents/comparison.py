@@ -88,7 +88,7 @@ class MeasuredRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MeasuredArm(msgspec.Struct, frozen=True, kw_only=True):
-    """An arm over its runs: times of each request are means over the runs."""
+    """An arm over its runs: times over the requests of all of them, rates over whole runs."""
 
     arm: ArmName
     runs: Count

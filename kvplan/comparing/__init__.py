@@ -1,0 +1,1 @@
+"""Rooms of the compare stage: results in, requests paired, differences with their intervals, simulations graded."""
