@@ -74,24 +74,26 @@ class _Reading:
         self.hits = tuple(row for system in systems for row in figures.hits(system, self.recording))
         self.losses = [(system, figures.losses(system, self.recording)) for system in systems]
         self.prompts, self.computed, self.ratio = self._totals(sent_tokens)
+        self.hits += tuple(row for one in systems for row in figures.matched(one, self.recording, self.prompts))
         self.sent_tokens = sent_tokens
 
     def _totals(self, sent: int | None) -> tuple[int | None, int | None, float | None]:
         """Tokens of prompts, those of them computed, and the share that was found cached."""
         whole = next((row for row in self.hits if row.system == self.main.name and row.tier == "all"), None)
         if whole is not None:
-            return whole.of_tokens, max(0, whole.of_tokens - whole.hit_tokens), whole.hit_ratio
-        computed = self.recording.increase(self.main.computed)
-        if computed is None:
+            computed = max(0, whole.of_tokens - whole.hit_tokens) if self.main.name in _FIRST else None
+            return whole.of_tokens, computed, whole.hit_ratio
+        gained = self.recording.increase(self.main.computed)
+        if gained is None:
             return None, None, None
         if sent is None:
-            return None, round(computed), None
-        if computed > sent:
+            return None, round(gained), None
+        if gained > sent:
             raise UsageError(
-                f"--prompt-tokens {sent:,}: the server computed {computed:,.0f} tokens meanwhile, more than were sent: "
+                f"--prompt-tokens {sent:,}: the server computed {gained:,.0f} tokens meanwhile, more than were sent: "
                 "count all clients, over the same time"
             )
-        return sent, round(computed), 1 - computed / sent if sent else None
+        return sent, round(gained), 1 - gained / sent
 
     def observation(self, plan: Document[Plan] | None) -> Observation:
         recording, systems = self.recording, self.systems

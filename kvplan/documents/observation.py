@@ -57,6 +57,7 @@ class TierTransfer(msgspec.Struct, frozen=True, kw_only=True):
 
     `busy_bytes_per_s` is bytes over that time, what a link carries while it works (with `spread`, where single
     transfers are counted, the 10th, 50th and 90th percentile instead); `mean_bytes_per_s` is bytes over the window.
+    `derived` are counts worked out from bytes and the pool's own geometry, which the system does not keep itself.
     """
 
     system: str
@@ -71,6 +72,7 @@ class TierTransfer(msgspec.Struct, frozen=True, kw_only=True):
     busy_bytes_per_s: Rate | None = None
     mean_bytes_per_s: Rate | None = None
     spread_bytes_per_s: tuple[Rate, Rate, Rate] | None = None
+    derived: tuple[str, ...] = ()
 
 
 class QuantileRead(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,8 +160,9 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """What running servers counted over `span_s` seconds (None: the pages do not say how far apart they are).
 
-    `since_start`: one page of each was read, and figures are totals since the server started. `prompt_tokens` and
-    `computed_tokens` are what was asked and what of it was computed, `requests` those that ended.
+    `since_start`: one page of each was read, and figures are totals since the server started. `prompt_tokens` is what
+    was asked (of a cache without its engine: looked up), `computed_tokens` what of it was computed, `requests` those
+    that ended.
     """
 
     sources: tuple[MetricSource, ...]

@@ -9,6 +9,8 @@ from kvplan.engines.metrics.system import Loss, Sum, System, Watch
 from kvplan.observing.recording import Recording
 
 _ENOUGH_ROUNDS = 3  # two readings may happen to rise
+_ENOUGH_ZEROS = 5  # a gauge that is above zero half the time reads 0 that often once in thirty
+_SEVERITY: dict[str, Severity] = {"growing": "error", "stuck": "error", "down": "error", "idle": "info"}
 _MOSTLY = 0.1  # a queue that once falls back by more than this share of its rise is being worked off
 
 
@@ -21,13 +23,17 @@ def _tripped(system: System, watch: Watch, recording: Recording) -> Finding | No
     match watch.kind:
         case "growing":
             said = _growing(watch, recording)
+        case "stuck":
+            said = _stuck(watch, recording)
         case "silent":
             said = _silent(watch, recording)
+        case "idle":
+            said = _idle(watch, recording)
         case "down":
             said = _down(watch, recording)
     if said is None:
         return None
-    severity: Severity = "warning" if watch.kind == "silent" else "error"
+    severity = _SEVERITY.get(watch.kind, "warning")
     return Finding(severity=severity, code=watch.code, text=f"{system.title}: {watch.text} ({said})")
 
 
@@ -43,6 +49,26 @@ def _growing(watch: Watch, recording: Recording) -> str | None:
     done_steps = recording.steps(watch.done)
     still = "" if done_steps is None else f", while {sum(done_steps):,.0f} were done"
     return f"{queue[0]:,.0f} to {queue[-1]:,.0f} over {len(queue)} pages{still}"
+
+
+def _stuck(watch: Watch, recording: Recording) -> str | None:
+    """Something waited on each of the last pages, and between them nothing was done."""
+    done = recording.steps(watch.done)
+    if watch.waiting is None or done is None or recording.since_start or recording.rounds < _ENOUGH_ROUNDS:
+        return None
+    waiting = recording.levels(watch.waiting)[-_ENOUGH_ROUNDS:]
+    if any(value is None or value <= 0 for value in waiting) or sum(done[-_ENOUGH_ROUNDS + 1 :]) > 0:
+        return None
+    return f"{waiting[-1]:,.0f} waiting on the last page, 0 done over the last {_ENOUGH_ROUNDS}"
+
+
+def _idle(watch: Watch, recording: Recording) -> str | None:
+    """A gauge that read 0 on every page while work was counted."""
+    work = _sum_there(watch.work, recording)
+    if watch.waiting is None or not work or recording.since_start:
+        return None
+    read = [value for value in recording.levels(watch.waiting) if value is not None]
+    return None if len(read) < _ENOUGH_ZEROS or any(read) else f"0 on all of {len(read)} pages"
 
 
 def only_grows(queue: Sequence[float]) -> bool:

@@ -6,6 +6,8 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from kvplan.documents import (
     Configured,
     GaugeRead,
@@ -85,11 +87,29 @@ def hits(system: System, recording: Recording) -> tuple[TierHits, ...]:
                     of_tokens=of or 0,
                     hit_ratio=min(1.0, (hit or 0) / of) if of else None,
                     asked_tokens=asked,
-                    formula=f"{formula(row.hits)} / {_group(row.of)}",
+                    formula=f"{_group(row.hits)} / {_group(row.of)}",
                     note=row.note,
                 )
             )
     return tuple(found)
+
+
+def matched(system: System, recording: Recording, of_tokens: int | None) -> tuple[TierHits, ...]:
+    """Tokens that a layer below an engine found, of the prompts that the engine counts (None: it is not observed)."""
+    found = recording.increase(system.matched)
+    if found is None:
+        return ()
+    tokens, of = round(found), of_tokens or 0
+    return (
+        TierHits(
+            system=system.name,
+            tier="external",
+            hit_tokens=tokens,
+            of_tokens=of,
+            hit_ratio=min(1.0, tokens / of) if of else None,
+            formula=formula(system.matched),
+        ),
+    )
 
 
 def _group(picks: Sum) -> str:
@@ -108,27 +128,46 @@ def transfers(system: System, recording: Recording) -> tuple[TierTransfer, ...]:
         one = _transfer(system, recording, row)
         if one is not None and key not in found:
             found[key] = one
-    return tuple(found.values())
+    sizes = _sizes(system, recording)
+    return tuple(_derived(one, *sizes) if sizes is not None else one for one in found.values())
+
+
+def _sizes(system: System, recording: Recording) -> tuple[float, float] | None:
+    """Bytes of a host tier's chunk and of a token in it, from the pool as configured."""
+    values = {one.key: one.value for one in settings(system, recording)}
+    size, chunks, tokens = (values.get(key) for key in system.chunk or ("", "", ""))
+    return (size / chunks, size / tokens) if size and chunks and tokens else None
+
+
+def _derived(one: TierTransfer, chunk_bytes: float, token_bytes: float) -> TierTransfer:
+    """Chunks and tokens of a transfer that the system counts in bytes alone."""
+    if one.bytes is None or "host" not in (one.source, one.target):
+        return one
+    blocks, tokens = round(one.bytes / chunk_bytes), round(one.bytes / token_bytes)
+    return replace(
+        one,
+        blocks=blocks if one.blocks is None else one.blocks,
+        tokens=tokens if one.tokens is None else one.tokens,
+        derived=tuple(name for name in ("blocks", "tokens") if getattr(one, name) is None),
+    )
 
 
 def _transfer(system: System, recording: Recording, row: rows.Transfer) -> TierTransfer | None:
-    counted = {
-        "bytes": _whole(recording.increase(row.bytes)),
-        "tokens": _whole(recording.increase(row.tokens)),
-        "blocks": _whole(recording.increase(row.blocks)),
-    }
+    moved, tokens, blocks = (_whole(recording.increase(picks)) for picks in (row.bytes, row.tokens, row.blocks))
     if any(picks and not any(map(recording.series, picks)) for picks in (row.bytes, row.tokens, row.blocks)):
         return None  # the metric is there, but none of its samples has this row's labels
-    if all(value is None for value in counted.values()):
+    if moved is None and tokens is None and blocks is None:
         return None
-    busy, moved, span = recording.increase(row.seconds), counted["bytes"], recording.span_s
+    busy, span = recording.increase(row.seconds), recording.span_s
     rates = histogram.read(recording, (row.rates,)) if row.rates else None
     return TierTransfer(
         system=system.name,
         way=row.way,
         source=row.source,
         target=row.target,
-        **counted,
+        bytes=moved,
+        tokens=tokens,
+        blocks=blocks,
         operations=_whole(recording.increase(row.operations)),
         busy_s=busy,
         busy_bytes_per_s=moved / busy if moved and busy else None,

@@ -18,7 +18,7 @@ from kvplan.pages import parts
 from kvplan.units import show_bytes, show_duration, show_percent, show_rate, show_tokens
 
 _TIERS = {**parts.TIERS, "all": "all tiers", "remote": "remote store", "external": "any tier below the GPU"}
-_MISSING = "not counted"
+_MISSING = "-"
 
 
 def page(document: Document[Observation]) -> Page:
@@ -65,7 +65,8 @@ def _lead(seen: Observation) -> str:
         computed = seen.computed_tokens
         known = "" if computed is None else f" {show_tokens(computed)} prompt tokens were computed."
         return f"Hits are not known {_over(seen)}.{known}"
-    return f"{show_percent(seen.hit_ratio)} of {show_tokens(seen.prompt_tokens)} prompt tokens hit, {_over(seen)}."
+    what = "tokens looked up" if seen.computed_tokens is None else "prompt tokens"
+    return f"{show_percent(seen.hit_ratio)} of {show_tokens(seen.prompt_tokens)} {what} hit, {_over(seen)}."
 
 
 def _answer(seen: Observation) -> Section:
@@ -140,41 +141,48 @@ def _hits(seen: Observation) -> Section:
     names = {system.name: system.title for system in seen.systems}
     rows = [_tier(one, names[one.system]) for one in seen.hits]
     notes = [f"{system.title} does not count {text}" for system in seen.systems for text in system.uncounted]
-    blocks = (parts.table("tier|>hits|>hit tokens|>of|>asked of this tier|counted by|-`made of", rows),) if rows else ()
+    blocks = (
+        (parts.table("tier|>hits|>hit tokens|>of|->asked of this tier|counted by|-`made of", rows),) if rows else ()
+    )
     reading = "Shares of all prompt tokens, so tiers of one system add up." if rows else ""
     text = (Text(text="; ".join(notes) + "."),) if notes else ()
     return Section(name="hits", heading="Hits by tier", reading=reading, blocks=(*blocks, *text), first=True)
 
 
 def _tier(one: TierHits, title: str) -> Row:
-    asked = parts.NONE if one.asked_tokens is None else show_tokens(one.asked_tokens)
     name = _TIERS[one.tier] + (f" ({one.note})" if one.note else "")
     ratio = parts.UNKNOWN if one.hit_ratio is None else show_percent(one.hit_ratio)
     cells = (name, ratio, show_tokens(one.hit_tokens), show_tokens(one.of_tokens))
-    return Row(cells=(*cells, "" if one.asked_tokens is None else asked, title, one.formula), strong=one.tier == "all")
+    asked = "" if one.asked_tokens is None else show_tokens(one.asked_tokens)
+    return Row(cells=(*cells, asked, title, one.formula), strong=one.tier == "all")
 
 
 def _transfers(seen: Observation) -> tuple[Section, ...]:
     rows = [_transfer(one) for one in seen.transfers]
     if not rows:
         return ()
-    reading = (
-        "While copies run: bytes over the time that copies took; single transfers: p10 / p50 / p90 of their rates."
-    )
-    columns = "copies|>blocks|>tokens|>bytes|>while they run|>over the window|->single transfers"
+    reading = "While they run: bytes over the time that copies took. A copy: that time over the number of copies."
+    if any(one.derived for one in seen.transfers):
+        reading += " Counts with ≈ come from bytes and the pool's geometry."
+    columns = "copies|>blocks|>tokens|>bytes|>while they run|>a copy|>over the window|->single copies, p10 / p50 / p90"
     block = parts.table(columns, rows)
     return (Section(name="transfers", heading="Offloaded and reused", reading=reading, blocks=(block,), first=True),)
 
 
 def _transfer(one: TierTransfer) -> tuple[str, ...]:
     spread = "" if one.spread_bytes_per_s is None else " / ".join(map(show_rate, one.spread_bytes_per_s))
+
+    def about(name: str) -> str:
+        return "≈ " if name in one.derived else ""
+
     return (
         f"{_TIERS[one.source] if one.source != 'external' else 'the tier'} to "
         f"{_TIERS[one.target] if one.target != 'external' else 'the tier'} ({one.way})",
-        _MISSING if one.blocks is None else f"{one.blocks:,}",
-        _MISSING if one.tokens is None else show_tokens(one.tokens),
+        _MISSING if one.blocks is None else about("blocks") + f"{one.blocks:,}",
+        _MISSING if one.tokens is None else about("tokens") + show_tokens(one.tokens),
         _MISSING if one.bytes is None else show_bytes(one.bytes),
         _MISSING if one.busy_bytes_per_s is None else show_rate(one.busy_bytes_per_s),
+        _MISSING if one.busy_s is None or not one.operations else show_duration(one.busy_s / one.operations),
         _MISSING if one.mean_bytes_per_s is None else show_rate(one.mean_bytes_per_s),
         spread,
     )

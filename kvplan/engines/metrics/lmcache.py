@@ -248,6 +248,14 @@ LMCACHE = System(
             text="writes to the remote store wait longer and longer: it is slower than what is computed, or gone",
         ),
         Watch(
+            code="pinned-zero",
+            kind="idle",
+            waiting=pick("lmcache:pinned_memory_objs_count"),
+            work=_RETRIEVED,
+            text="no memory object was pinned at any page although tokens were retrieved: the gauge shows what lookups "
+            "and loads hold at that moment, never how full the cache is",
+        ),
+        Watch(
             code="stores-without-loads",
             kind="silent",
             work=_STORED,

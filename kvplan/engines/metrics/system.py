@@ -124,12 +124,13 @@ class Setting:
 class Watch:
     """A pair of figures that together show a failure nobody reports.
 
-    `growing`: the level `waiting`, or what was `started` over what was `done`, only grows. `silent`: `work` was done
-    and `use` stayed 0. `down`: the level `waiting` is below the level `full`, or below 1.
+    `growing`: the level `waiting`, or what was `started` over what was `done`, only grows. `stuck`: something waits and
+    nothing is done any more. `silent`: `work` was done and `use` stayed 0. `idle`: `work` was done and the level
+    `waiting` read 0 on every page. `down`: the level `waiting` is below the level `full`, or below 1.
     """
 
     code: str
-    kind: Literal["growing", "silent", "down"]
+    kind: Literal["growing", "stuck", "silent", "idle", "down"]
     text: str
     waiting: Pick | None = None
     started: Sum = ()
@@ -144,7 +145,9 @@ class System:
     """One serving system's metrics. `prefix` is how all of its names begin; `needed` are those it always has.
 
     `prompts` counts tokens of prompts, `computed` those of them that were computed, in `computed_s` seconds, `matched`
-    those found below the GPU by a system that does not see prompts. `uncounted` is what it keeps no count of.
+    those found below the GPU by a system that does not see prompts. `chunk` are the keys of settings of a host tier:
+    its bytes, its chunks and the tokens in it, from which counts of bytes become those. `uncounted` is what it keeps
+    no count of.
     """
 
     name: str
@@ -156,6 +159,7 @@ class System:
     computed: Sum = ()
     computed_s: Sum = ()
     matched: Sum = ()
+    chunk: tuple[str, str, str] | None = None
     requests: Sum = ()
     hits: tuple[Hits, ...] = ()
     transfers: tuple[Transfer, ...] = ()

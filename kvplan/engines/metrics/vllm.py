@@ -41,6 +41,7 @@ VLLM = System(
     requests=total("vllm:request_success_total"),
     hits=(
         Hits(tier="all", hits=(*_LOCAL, *_EXTERNAL), of=_QUERIES),
+        Hits(tier="all", hits=total(_BY_SOURCE), of=_QUERIES),
         Hits(tier="all", hits=_LOCAL, of=_QUERIES),
         Hits(tier="all", hits=total("vllm:prompt_tokens_cached_total"), of=total("vllm:prompt_tokens_total")),
         _counted("gpu", "device"),
@@ -252,7 +253,32 @@ VLLM = System(
         ),
         Setting(key="offload_backend", what="offload backend", pick=pick(_SIMPLE), label="backend", unit="text"),
     ),
+    chunk=("host_bytes", "host_chunks", "host_tokens"),
     watches=(
+        Watch(
+            code="stores-stuck",
+            kind="stuck",
+            waiting=pick("vllm:simple_kv_offload_pending_store_blocks"),
+            done=total(_OUTCOMES, outcome="stored"),
+            text="blocks wait to be stored and none is any more: the thread that writes is dead or hangs (an I/O error "
+            "ends it without a message to clients): look for OSError in the engine's log, check the drive, restart",
+        ),
+        Watch(
+            code="stores-stuck",
+            kind="stuck",
+            waiting=pick("vllm:kv_offload_tiering_active_cascade_jobs"),
+            done=total("vllm:kv_offload_tiering_write_bytes_total"),
+            text="copies to a lower tier are under way and no byte is written any more: its threads hang, or the file "
+            "system does",
+        ),
+        Watch(
+            code="pinned-zero",
+            kind="idle",
+            waiting=pick("vllm:kv_offload_cpu_cache_usage_perc", "vllm:simple_kv_offload_used_blocks"),
+            work=(*total("vllm:kv_offload_store_bytes_total"), *total(_OUTCOMES, outcome="stored")),
+            text="nothing was pinned at any page although copies were counted: this gauge shows what transfers hold "
+            "at that moment, never how full the tier is",
+        ),
         Watch(
             code="pending-stores-growing",
             kind="growing",
