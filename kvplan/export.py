@@ -60,7 +60,7 @@ def _other_engine(plan: Plan, row: configs.System) -> Iterator[Finding]:
     planned = plan.settings.engine if plan.settings else ""
     if row.engines and planned not in row.engines:
         text = (
-            f"the plan was made for {planned}, and {row.title} lays the cache out in its own way: make the estimate and "
+            f"the plan was made for {planned}, and {row.title} lays the cache out in its own way: make estimate and "
             f"the plan with --engine {row.engines[0]}, these are the same bytes and not the same tokens"
         )
         yield finding("warning", "other-engine", text)
@@ -125,7 +125,7 @@ def _limits(plan: Plan | None, probe: Probe | None) -> tuple[int | None, int | N
         return (
             probe.host.usable_memory_bytes,
             disk,
-            "the probed host: memory that can be used, 85 % of what its drive has",
+            "the probed host",
         )
     return None, None, None
 

@@ -41,7 +41,7 @@ def check_page(document: Document[ConfigCheck]) -> Page:
         ("disk", _size(found.disk_bytes), _size(found.disk_limit_bytes, "not said")),
     )
     ranks = "" if found.ranks is None else f", {parts.plural(found.ranks, 'rank')} an engine"
-    against = f"; {found.against}" if found.against else ""
+    against = f"; held against {found.against}" if found.against else ""
     over = [one for one in found.findings if one.severity == "error"]
     lead = f"It reserves {_size(found.host_bytes)} of host memory and {_size(found.disk_bytes)} of disk."
     return Page(

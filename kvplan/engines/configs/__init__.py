@@ -19,10 +19,10 @@ from kvplan.engines.configs import (
     vllm,
     vllm_read,
 )
-from kvplan.engines.configs.common import Asked, Emission, Given, Reading
+from kvplan.engines.configs.common import Asked, Emission, Given, Reading, taken
 from kvplan.engines.configs.source import Source
 from kvplan.errors import KvplanError, LimitError, UsageError
-from kvplan.units import show_duration
+from kvplan.units import show_bytes, show_duration
 
 Tiers = Literal["nothing", "host", "disk", "host+disk"]
 _ANY: tuple[Tiers, ...] = ("nothing", "host", "disk", "host+disk")
@@ -80,12 +80,16 @@ def emit(system: System, given: Given, in_kubernetes: bool = False) -> Emission:
         raise UsageError(f"--for {system.name}: files of this kind are read, not written: name the system in it")
     if why := refusal(system, given):
         raise LimitError(f"--for {system.name}: {why}")
-    if not in_kubernetes:
-        return system.written(given)
-    if not system.kubernetes:
+    if in_kubernetes and not system.kubernetes:
         able = ", ".join(one.name for one in SYSTEMS.values() if one.kubernetes)
         raise UsageError(f"--kubernetes: no manifest for {system.name} (known: {able})")
-    return kubernetes.emit(given, system.name, system.written(given))
+    made = system.written(given)
+    for tier, size in (("host", given.host_bytes), ("disk", given.disk_bytes)):
+        if size and taken(made.knobs, tier) == 0:  # type: ignore[arg-type]
+            what = "host memory" if tier == "host" else "disk"
+            text = f"{show_bytes(size)} of {what} are less than the least step that {system.title} can be told"
+            raise LimitError(f"--for {system.name}: {text}")
+    return kubernetes.emit(given, system.name, made) if in_kubernetes else made
 
 
 def system(name: str) -> System:

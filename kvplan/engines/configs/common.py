@@ -161,8 +161,13 @@ def part(name: str, form: ConfigForm, text: str) -> ConfigPart:
 
 def command(words: Sequence[Sequence[str]], notes: Iterable[str] = (), env: Sequence[str] = ()) -> str:
     """A shell command, one group of words a line, with comments above it: a comment inside would end it."""
-    lines = [*env, *(shlex.join(group) for group in words)]
+    lines = [*(_assigned(one) for one in env), *(shlex.join(group) for group in words)]
     return comments(notes) + " \\\n  ".join(lines) + "\n"
+
+
+def _assigned(one: str) -> str:
+    name, _, value = one.partition("=")
+    return f"{name}={shlex.quote(value)}"
 
 
 def comments(notes: Iterable[str], mark: str = "#") -> str:

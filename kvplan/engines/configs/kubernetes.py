@@ -20,7 +20,7 @@ from kvplan.errors import KvplanError
 from kvplan.units import GiB, show_bytes
 
 FILE = "deployment.yaml"
-IMAGES = {"vllm": "vllm/vllm-openai:v0.33.0", "lmcache-server": "lmcache/standalone:v0.5.6"}
+IMAGES = {"vllm": "vllm/vllm-openai:v0.33.0", "lmcache-server": "lmcache/standalone:nightly"}
 _SHM_WORK = 4 * GiB  # what workers exchange through /dev/shm beside a tier
 _SERVER_WORK = 2 * GiB
 _KINDS = ("Pod", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet")
@@ -31,11 +31,10 @@ def emit(given: Given, system: str, made: Emission) -> Emission:
     shm = _SHM_WORK
     containers: list[dict[str, Any]] = []
     if system == "lmcache-server":
-        tier = _tier(made)
         words = _flat(lmcache_server.server_words(given))
-        containers.append(
-            _container("lmcache", "lmcache-server", words, [("PYTHONHASHSEED", "0")], tier + _SERVER_WORK)
-        )
+        # The server opens the engine's GPU memory and owns no GPU itself.
+        server_env = [("PYTHONHASHSEED", "0"), ("NVIDIA_VISIBLE_DEVICES", "all")]
+        containers.append(_container("lmcache", "lmcache-server", words, server_env, _tier(made) + _SERVER_WORK))
         words, env, inside = _flat(lmcache_server.engine_words(given)), [("PYTHONHASHSEED", "0")], 0
     elif system == "lmcache":
         words = [*_flat(vllm.engine_words(given)), *vllm.transfer("LMCacheConnectorV1")]
@@ -95,6 +94,8 @@ def _conditions(given: Given, memory: int, shm: int, system: str) -> Iterator[Fi
             f"the limit is {show(memory)}: the tier once, {show_bytes(given.beside_bytes)} of engine and 4 GiB of spare"
         )
         yield finding("info", "memory-limit", text)
+    if system.startswith("lmcache"):
+        yield finding("warning", "image", "set images that hold LMCache 0.5.6: the names here are only where to begin")
     text = f"/dev/shm is an emptyDir in memory with a sizeLimit of {show(shm)}; a pod's own default is 64 MiB"
     yield finding("info", "shm-size", text)
     if system == "lmcache-server":

@@ -84,7 +84,8 @@ class Source:
         import yaml  # type: ignore[import-untyped]
 
         try:
-            return tuple(document for document in yaml.safe_load_all(self.text) if document is not None)
+            loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+            return tuple(document for document in yaml.load_all(self.text, loader) if document is not None)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"line {mark.line + 1}: " if mark is not None else ""

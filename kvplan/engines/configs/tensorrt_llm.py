@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Iterator
 
-from kvplan.documents import Finding, Knob
+from kvplan.documents import Finding
 from kvplan.engines.configs import conditions
 from kvplan.engines.configs.common import (
     BYTE,
@@ -77,13 +77,13 @@ def read(source: Source, asked: Asked) -> Reading:
         pp = whole(options.get("pipeline_parallel_size", 1), source.name, "pipeline_parallel_size", "ranks")
         found = whole(options[_PREFERRED], source.name, _PREFERRED, "ranks") * pp
     sizes = [(_HOST, "host"), (_DISK, "disk")]
-    told = [name for name, _ in sizes if config.get(name)]
-    ranks = ranks_of(asked, found, source.name, told[0]) if told else found
-    knobs: list[Knob] = []
-    for name, tier in sizes:
-        if config.get(name):
-            size = whole(config[name], source.name, name, "bytes")
-            knobs.append(knob(name, size, BYTE, "rank", ranks or 1, tier))  # type: ignore[arg-type]
+    told = {name: whole(config[name], source.name, name, "bytes") for name, _ in sizes if config.get(name)}
+    ranks = ranks_of(asked, found, source.name, next(iter(told))) if told else found
+    knobs = [
+        knob(name, told[name], BYTE, "rank", ranks or 1, tier)  # type: ignore[arg-type]
+        for name, tier in sizes
+        if name in told
+    ]
     findings: list[Finding] = []
     if config.get("enable_block_reuse") is False:
         findings.append(finding("error", "no-reuse", "enable_block_reuse is false: no block is ever used again"))
