@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import vl_convert
 
-from kvplan.page import Axis, Bins, Chart, Marks, Plot, Rule, Series, Stack, Swing, Tornado, clean
+from kvplan.page import Axis, Bars, Bins, Chart, Marks, Plot, Rule, Series, Stack, Swing, Tornado, clean
 from kvplan.render import bundle, labels, scales
 
 Spec: TypeAlias = dict[str, Any]
@@ -73,6 +73,8 @@ def spec(chart: Chart, palette: Palette, width: int | str = WIDTH) -> Spec:
             drawn = _stack(chart, palette)
         case Tornado():
             drawn = _tornado(chart, palette, live=width == "container")
+        case Bars():
+            drawn = _bars(chart, palette)
     frame: Spec = {"$schema": f"https://vega.github.io/schema/vega-lite/v{VEGA_LITE}.json", "width": width}
     return {**frame, "autosize": {"type": "fit-x", "contains": "padding"}, **drawn, "config": _config(palette)}
 
@@ -347,6 +349,43 @@ def _tornado(tornado: Tornado, palette: Palette, live: bool) -> Spec:
     base: Spec = {"color": palette["ink"], "strokeWidth": 1.25}
     layers.append(_layer([{"x": tornado.base}], "rule", base, x=x))
     return {"height": max(60, 34 * len(tornado.swings)), "layer": layers}
+
+
+def _bars(bars: Bars, palette: Palette) -> Spec:
+    """Bars from zero, a whisker over each that has an interval, its value behind whichever is longer."""
+    ends = [max(bar.value, bar.interval[1] if bar.interval else 0.0) for bar in bars.bars]
+    span = (0.0, max(ends, default=0.0) * (1 + _ROOM) or 1.0)
+    axis_x, scale = _axis(Axis(title=bars.title, unit=bars.unit), span, title=clean(bars.title), grid=True)
+    names = {bar.name: "\n".join(textwrap.wrap(clean(bar.name), 22)) for bar in bars.bars}
+    rows: list[Spec] = [
+        {
+            "name": names[bar.name],
+            "role": clean(bar.name),
+            "x": bar.value,
+            "end": end,
+            "value": scales.show(bar.value, bars.unit),
+            "between": " to ".join(scales.show(one, bars.unit) for one in bar.interval or ()),
+        }
+        for bar, end in zip(bars.bars, ends, strict=True)
+    ]
+    whiskers = [
+        {"name": names[bar.name], "x": bar.interval[0], "x2": bar.interval[1]} for bar in bars.bars if bar.interval
+    ]
+    side: Spec = {"title": None, "domain": False, "ticks": False, "labelLimit": 180, "labelPadding": 8}
+    y = _word("name", sort=list(names.values()), axis={**side, "labelExpr": "split(datum.value, '\\n')"})
+    x = _number("x", axis_x, scale)
+    colours = {"domain": [row["role"] for row in rows], "range": [palette[bar.role] for bar in bars.bars]}
+    tip = [_word("name", title=" "), _word("value", title=clean(bars.title)), _word("between", title="between")]
+    colour = _word("role", scale=colours, legend=None)
+    layers = [_layer(rows, "bar", {"height": 18, "opacity": 0.85}, x=x, y=y, color=colour, tooltip=tip)]
+    ink: Spec = {"color": palette["ink"], "strokeWidth": 1.5}
+    layers.append(_layer(whiskers, "rule", ink, x=x, x2={"field": "x2"}, y=y))
+    for end in ("x", "x2"):
+        tick: Spec = {"color": palette["ink"], "thickness": 1.5, "size": 10}
+        layers.append(_layer(whiskers, "tick", tick, x=_number(end, axis_x, scale), y=y))
+    look: Spec = {"align": "left", "dx": 6, "fontSize": 11, "color": palette["ink"]}
+    layers.append(_layer(rows, "text", look, x=_number("end", axis_x, scale), y=y, text=_word("value")))
+    return {"height": max(60, 34 * len(rows)), "layer": layers}
 
 
 def _swing(swing: Swing, tornado: Tornado) -> list[Spec]:

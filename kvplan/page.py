@@ -223,7 +223,26 @@ class Tornado:
     swings: tuple[Swing, ...]
 
 
-Chart: TypeAlias = Plot | Stack | Tornado
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """One bar of several: its value, and the interval that it may lie in, where both of its ends are known."""
+
+    name: str
+    value: float
+    role: Role
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """Values side by side from zero, each with its interval."""
+
+    title: str
+    unit: Unit
+    bars: tuple[Bar, ...]
+
+
+Chart: TypeAlias = Plot | Stack | Tornado | Bars
 Block: TypeAlias = Text | Facts | Decision | Table | Code | Findings | Figure
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from records import replace
 
 from kvplan import charts
-from kvplan.page import Axis, Bins, Chart, Marks, Part, Plot, Rule, Series, Stack, Swing, Tornado, Unit
+from kvplan.page import Axis, Bar, Bars, Bins, Chart, Marks, Part, Plot, Rule, Series, Stack, Swing, Tornado, Unit
 from kvplan.render import bundle, labels, plot, scales
 
 UNITS: tuple[Unit, ...] = ("bytes", "bytes_per_s", "tokens", "length", "s", "ratio", "count", "per_s")
@@ -49,7 +49,12 @@ SWINGS = Tornado(
         Swing(name="bytes a token takes in host memory", low=80.0, high=70.0, low_label="x 1", high_label="x 1.5"),
     ),
 )
-CHARTS: dict[str, Chart] = {"curve": CURVE, "bars": BARS, "stack": BAR, "tornado": SWINGS}
+RATES = Bars(
+    title="requests a second",
+    unit="per_s",
+    bars=(Bar(name="off", value=1.2, role="muted", interval=(1.0, 1.5)), Bar(name='"on"', value=1.6, role="host")),
+)
+CHARTS: dict[str, Chart] = {"curve": CURVE, "bins": BARS, "stack": BAR, "tornado": SWINGS, "bars": RATES}
 
 
 def values(spec: Any) -> Iterator[dict[str, Any]]:
@@ -158,6 +163,8 @@ def test_the_numbers_drawn_are_the_numbers_given() -> None:
     assert [(one["x"], one["x2"]) for one in parts] == [(0.0, 16e9), (16e9, 56e9)]
     ends = {(one["low"], one["x2"]) for one in values(charts.spec(SWINGS, charts.SCREEN)) if "low" in one}
     assert ends == {("down", 60.0), ("up", 100.0), ("up", 70.0)}, "an end that moves nothing is not drawn"
+    rates = [one for one in values(charts.spec(RATES, charts.SCREEN)) if "between" in one]
+    assert {(one["x"], one["between"]) for one in rates} == {(1.2, "1/s to 1.5/s"), (1.6, "")}
     bins = [one for one in values(charts.spec(BARS, charts.SCREEN)) if "y2" in one]
     assert [one["y"] for one in bins] == [5e4, 2e5, 1e4]
     assert all(0 < one["x"] < one["x2"] for one in bins), "a bin from zero still shows on a logarithmic axis"

@@ -19,6 +19,7 @@ from typing import Any
 
 from kvplan import charts
 from kvplan.page import (
+    Bars,
     Block,
     Chart,
     Code,
@@ -306,6 +307,16 @@ def _numbers(chart: Chart) -> str:
         case Stack():
             rows = [(chart.title, part.name, show(part.value, chart.unit)) for part in chart.parts]
             heads = ("bar", "part", "size")
+        case Bars():
+            rows = [
+                (
+                    one.name,
+                    show(one.value, chart.unit),
+                    " to ".join(show(end, chart.unit) for end in one.interval or ()),
+                )
+                for one in chart.bars
+            ]
+            heads = ("bar", chart.title, "between")
         case Tornado():
             rows = [
                 (s.name, f"{s.low_label}: {show(s.low, chart.unit)}", f"{s.high_label}: {show(s.high, chart.unit)}")

@@ -14,6 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text as Styled
 
 from kvplan.page import (
+    Bars,
     Block,
     Code,
     Column,
@@ -297,6 +298,8 @@ class _Printer:
                 lines += [self._cells(row) for row in plot.draw(chart, width, max(7, chart.height // 20), self.ascii)]
             elif isinstance(chart, Stack):
                 lines += self._bar(chart, width)
+            elif isinstance(chart, Bars):
+                lines += self._bars(chart, width)
         reading = Styled(self.say(figure.reading), style="italic")
         return ["", *lines, reading] if lines else [reading]
 
@@ -314,6 +317,19 @@ class _Printer:
         for series in chart.series:
             line.append(f"  {mark} {self.say(series.name)}", style=_ROLES[series.role])
         return [line]
+
+    def _bars(self, bars: Bars, width: int) -> list[Styled]:
+        """One line a bar: its name, its length, its value and what that may lie between."""
+        margin = max(cell_len(self.say(bar.name)) for bar in bars.bars) + 1
+        most = max(bar.value for bar in bars.bars) or 1.0
+        lines = [Styled(self.say(bars.title), style="bright_black")]
+        for bar in bars.bars:
+            line = Styled(self.say(bar.name).ljust(margin))
+            length = round(bar.value / most * max(10, width - margin - 32))
+            line.append(("#" if self.ascii else "█") * max(1, length), style=_ROLES[bar.role])
+            between = " to ".join(show(end, bars.unit) for end in bar.interval or ())
+            lines.append(line.append(f" {show(bar.value, bars.unit)}" + (f" ({between})" if between else "")))
+        return lines
 
     def _bar(self, stack: Stack, width: int) -> list[Styled]:
         lines = [Styled()]
