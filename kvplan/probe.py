@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from kvplan import probe_disk, probe_gpu, probe_host, probe_prefill
 from kvplan.documents import Finding, Host, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
-from kvplan.probing import cuda, gpu_extras
+from kvplan.probing import cuda, gpu_extras, pipeline, scratch
 from kvplan.probing.fragments import fragments
 from kvplan.probing.interrupts import heeded
 from kvplan.probing.kv_block import kv_block
@@ -85,6 +85,8 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         raise KvplanError("probing needs Linux: run it on the machine that will serve")
     host = probe_host.inventory()
     shares = _shares(options, parts, host)
+    if "pipeline" in options.only and "pipeline" in shares:
+        _check_pipes(options, host)
     piped = options.write_budget_bytes // _PIPELINE_SHARE if "pipeline" in shares else 0
     folders = tuple(dict.fromkeys(options.disks)) if "disk" in parts else ()
     disks = tuple(
@@ -115,6 +117,18 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         prefill_s=shares.get("prefill", 0.0),
         prefill_of=_prefill_words(options),
     )
+
+
+def _check_pipes(options: ProbeOptions, host: Host) -> None:
+    """Raises KvplanError where a pipeline that was asked for cannot be measured."""
+    for folder in options.disks:
+        scratch.look(Path(folder))
+    least = max(pipeline.SLOTS) * gpu_extras.BLOCK
+    if _pipe_bytes(options, host) < least:
+        raise KvplanError(
+            f"a write budget of {show_bytes(options.write_budget_bytes)} is too little for a pipeline, which takes "
+            f"{gpu_extras.PASSES} passes of {show_bytes(least)} from a quarter of it: allow more"
+        )
 
 
 def _pipe_bytes(options: ProbeOptions, host: Host) -> int:
@@ -181,7 +195,9 @@ def _measure(options: ProbeOptions, progress: Progress) -> Probe:
     if todo.gpu_s or todo.contention_s or todo.pipes:
         probe = _with_gpus(probe, options, todo, progress)
     for disk in todo.disks:
-        found = probe_disk.measure(disk, seed=options.seed, progress=progress)
+        found = probe_disk.measure(
+            disk, memory_bytes=probe.host.usable_memory_bytes, seed=options.seed, progress=progress
+        )
         probe = replace(
             probe,
             links=(*probe.links, *found.links),
@@ -224,51 +240,83 @@ def _with_prefill(probe: Probe, options: ProbeOptions, seconds: float, progress:
 
 
 def _with_gpus(probe: Probe, options: ProbeOptions, todo: ProbePlan, progress: Progress) -> Probe:
-    """The probe with every GPU's links. Where torch cannot reach them that is an error only if GPUs were asked for."""
+    """The probe with every GPU's links. Where none can be measured that is an error only if GPUs were asked for."""
+    failed: list[KvplanError] = []
     try:
         devices = cuda.devices()
+        for gpu in devices:
+            try:
+                probe = _with_gpu(probe, gpu, len(devices), options, todo, progress)
+            except probe_gpu.NotPinnedError:
+                raise
+            except KvplanError as error:
+                failed.append(error)
+        if len(failed) == len(devices):
+            raise failed[0]
+    except probe_gpu.NotPinnedError:
+        raise
     except KvplanError as error:
         if {"gpu", "contention", "pipeline"} & set(options.only):
             raise
-        finding = Finding(
-            severity="warning", code="gpu-not-measured", text=f"no host to GPU link was measured: {error}"
-        )
-        return replace(probe, findings=(*probe.findings, finding))
-    for gpu in devices:
-        found = probe_gpu.measure(
-            gpu,
-            probe.host,
-            seconds=todo.gpu_s / len(devices) if todo.gpu_s else None,
-            extras=gpu_extras.Extras(
-                contention_s=todo.contention_s / len(devices), folders=todo.pipes, pass_bytes=todo.pipe_bytes
-            ),
-            granules=_granules(options),
-            seed=options.seed,
-            progress=progress,
-        )
-        gpus = tuple(found.gpu if found.gpu and found.gpu.index == old.index else old for old in probe.host.gpus)
-        probe = replace(
-            probe,
-            host=replace(probe.host, gpus=gpus),
-            links=(*probe.links, *found.links),
-            pinning=(*probe.pinning, found.pinning),
-            contention=(*probe.contention, *found.contention),
-            pipeline=(*probe.pipeline, *found.pipeline),
-            written_bytes=probe.written_bytes + found.written_bytes,
-            findings=(*probe.findings, *found.findings),
-        )
-    if len(devices) > 1 and todo.gpu_s:
-        links, told = probe_gpu.measure_together(
-            devices, probe.host, seconds=todo.gpu_s / len(devices) / 4, seed=options.seed, progress=progress
-        )
+        return _lacking(probe, f"no host to GPU link was measured: {error}")
+    for why in failed:
+        probe = _lacking(probe, f"not measured: {why}")
+    if len(devices) > 1 and todo.gpu_s and not failed:
+        try:
+            links, told = probe_gpu.measure_together(
+                devices, probe.host, seconds=todo.gpu_s / len(devices) / 4, seed=options.seed, progress=progress
+            )
+        except KvplanError as error:
+            return _lacking(probe, f"all GPUs at once: not measured: {error}")
         probe = replace(probe, links=(*probe.links, *links), findings=(*probe.findings, *told))
     return probe
 
 
+def _lacking(probe: Probe, text: str) -> Probe:
+    finding = Finding(severity="warning", code="gpu-not-measured", text=text)
+    return replace(probe, findings=(*probe.findings, finding))
+
+
+def _with_gpu(
+    probe: Probe, gpu: cuda.Gpu, count: int, options: ProbeOptions, todo: ProbePlan, progress: Progress
+) -> Probe:
+    """The probe with the links of one GPU of `count`, which share the time."""
+    found = probe_gpu.measure(
+        gpu,
+        probe.host,
+        seconds=todo.gpu_s / count if todo.gpu_s else None,
+        extras=gpu_extras.Extras(
+            contention_s=todo.contention_s / count, folders=todo.pipes, pass_bytes=todo.pipe_bytes
+        ),
+        granules=_granules(options),
+        allow_pageable=options.allow_pageable,
+        seed=options.seed,
+        progress=progress,
+    )
+    gpus = tuple(found.gpu if found.gpu and found.gpu.index == old.index else old for old in probe.host.gpus)
+    return replace(
+        probe,
+        host=replace(probe.host, gpus=gpus),
+        links=(*probe.links, *found.links),
+        pinning=(*probe.pinning, found.pinning),
+        contention=(*probe.contention, *found.contention),
+        pipeline=(*probe.pipeline, *found.pipeline),
+        written_bytes=probe.written_bytes + found.written_bytes,
+        findings=(*probe.findings, *found.findings),
+    )
+
+
 def _granules(options: ProbeOptions) -> tuple[int, ...]:
-    """The sizes asked for, and those of the pieces in which engines move the model's blocks."""
-    pieces = fragments(options.model.model) if options.model else ()
-    return tuple(dict.fromkeys((*options.granule_bytes, *(piece.bytes for piece in pieces))))
+    """The sizes asked for, and those of the pieces in which engines move the model's blocks.
+
+    An estimate knows the rank's block: a layer's share of it, and its keys or values alone. A model alone is taken in
+    blocks of 16 tokens, undivided.
+    """
+    pieces = [piece.bytes for piece in fragments(options.model.model)] if options.model else []
+    if options.kv is not None:
+        layer = options.kv.block_bytes // options.kv.pieces
+        pieces = [layer // 2, layer]
+    return tuple(dict.fromkeys((*options.granule_bytes, *pieces)))
 
 
 def _findings(options: ProbeOptions, host: Host) -> tuple[Finding, ...]:

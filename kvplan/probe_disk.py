@@ -19,7 +19,17 @@ from msgspec.structs import replace
 from kvplan.documents import Disk, Finding, KvBlock, Link
 from kvplan.errors import KvplanError
 from kvplan.files import reason
-from kvplan.probing import blockdev, directio, disk_cells, disk_io, disk_links, nvme, scratch
+from kvplan.probing import (
+    blockdev,
+    directio,
+    disk_cells,
+    disk_io,
+    disk_links,
+    memory_copy,
+    neighbours,
+    nvme,
+    scratch,
+)
 from kvplan.probing.disk_cells import Cell
 from kvplan.probing.disk_findings import Facts, findings
 from kvplan.probing.disk_runner import FILL_TAG, NotHereError, Outcome, Runner
@@ -116,14 +126,14 @@ def _file_size(folder: scratch.Folder, write_bytes: int, wanted: int | None, lar
     return size
 
 
-def measure(todo: DiskPlan, *, seed: int = 0, progress: Progress = silent) -> DiskResult:
-    """Write, read and verify a scratch file as planned.
+def measure(todo: DiskPlan, *, memory_bytes: int = GiB, seed: int = 0, progress: Progress = silent) -> DiskResult:
+    """Write, read and verify a scratch file as planned, on a host that has `memory_bytes` of memory to use.
 
     Raises KvplanError where the folder vanishes, the space runs out or the drive fails. Nothing is left behind,
     whatever happens.
     """
     with _explained(todo.folder), scratch.scratch_file(todo.folder, todo.file_bytes) as file:
-        return _Run(todo, file, seed, progress).result()
+        return _Run(todo, file, memory_bytes, seed, progress).result()
 
 
 @contextmanager
@@ -137,7 +147,7 @@ def _explained(folder: scratch.Folder) -> Iterator[None]:
 class _Run:
     """One folder being measured: the open file, the clock, and what has been seen so far."""
 
-    def __init__(self, todo: DiskPlan, file: scratch.Scratch, seed: int, progress: Progress) -> None:
+    def __init__(self, todo: DiskPlan, file: scratch.Scratch, memory_bytes: int, seed: int, progress: Progress) -> None:
         self.todo, self.file, self.progress = todo, file, progress
         self.fd = file.descriptor
         self.began = time.monotonic()
@@ -149,6 +159,10 @@ class _Run:
         )
         self.evidence.before = directio.moved(todo.folder.device)
         self.members = nvme.with_wear(blockdev.drives(todo.folder.device))
+        self.met = neighbours.look(todo.folder.device)
+        self._say("copying in memory, to hold the drive against", 0.0)
+        self.copied = memory_copy.bytes_per_s(memory_bytes)
+        self.most = disk_links.bounds(self.members, self.copied)
         self.runner = Runner(todo.folder, file, self.evidence, seed, self._say)
         self.filled = Pattern(seed, FILL_TAG, _FILL_GRANULE)
         self.size = todo.file_bytes
@@ -166,13 +180,19 @@ class _Run:
             self._sweep(cell, position, len(cells))
         self.evidence.after = directio.moved(self.todo.folder.device)
         judged = verdict(self.evidence, self.todo.folder.mount)
+        others = neighbours.between(
+            self.met,
+            neighbours.look(self.todo.folder.device),
+            self.evidence.read_bytes,
+            self.evidence.written_bytes,
+        )
         links = [self._link(outcome, judged.flags) for outcome in self.outcomes]
         links.insert(0, self._first_write(first, judged.flags))
         return DiskResult(
             disk=self._disk(judged),
             links=tuple(links),
             written_bytes=self.evidence.written_bytes,
-            findings=self._findings(judged, links),
+            findings=self._findings(judged, links, others),
         )
 
     def _left_s(self) -> float:
@@ -230,7 +250,7 @@ class _Run:
 
     def _link(self, outcome: Outcome, flags: tuple[str, ...]) -> Link:
         path, direct = str(self.todo.folder.path), self.file.direct
-        return disk_links.link(path, outcome, direct=direct, flags=flags, members=self.members)
+        return disk_links.link(path, outcome, direct=direct, flags=flags, most=self.most)
 
     def _first_write(self, done: disk_io.Done, flags: tuple[str, ...]) -> Link:
         """Writing into space never written before, which an engine's file pays once and steady use never does."""
@@ -259,10 +279,11 @@ class _Run:
             rated_endurance_bytes=rated,
             members=members,
             scratch_bytes=self.size,
+            memory_copy_bytes_per_s=self.copied,
             flags=judged.flags,
         )
 
-    def _findings(self, judged: Verdict, links: list[Link]) -> tuple[Finding, ...]:
+    def _findings(self, judged: Verdict, links: list[Link], others: neighbours.Others | None) -> tuple[Finding, ...]:
         return findings(
             Facts(
                 folder=self.todo.folder,
@@ -275,5 +296,7 @@ class _Run:
                 not_here=self.not_here,
                 outcomes=self.outcomes,
                 links=links,
+                most=self.most,
+                others=others,
             )
         )

@@ -6,58 +6,37 @@ page-locked ones. See docs/probing.md for the method.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Literal
 
-import numpy as np
 from msgspec.structs import replace
 
 from kvplan.documents import Contention, Finding, GpuDevice, Host, Link, Pinning, Pipeline
 from kvplan.errors import KvplanError
-from kvplan.probing import cuda, nvml, together
-from kvplan.probing.cuda import Gpu, HostArray
-from kvplan.probing.gpu_copies import Copies, Lane, Seen
-from kvplan.probing.gpu_extras import Extras, Rig, beside_decoding, through_drive
-from kvplan.probing.mechanisms import WORDS, Direction, Mechanism
+from kvplan.probing import gpu_findings, gpu_links, together
+from kvplan.probing.affinity import cpus_near, running_on
+from kvplan.probing.cuda import Gpu
+from kvplan.probing.gpu_cells import BOTH_WAYS, GRANULES, cells
+from kvplan.probing.gpu_copies import Copies
+from kvplan.probing.gpu_extras import Extras
+from kvplan.probing.gpu_run import Run
 from kvplan.probing.pinning import Arena, pin
 from kvplan.progress import Progress, silent
-from kvplan.units import KiB, MiB, show_bytes, show_rate
+from kvplan.units import MiB, show_bytes
 
-GRANULES = (64 * KiB, 256 * KiB, 1 * MiB, 4 * MiB, 16 * MiB)
 BUFFER = 256 * MiB
 PIN = 1024 * MiB
-OPPOSITE = "opposite direction"
-ALL_GPUS = "all GPUs"
 NOTHING_ELSE = Extras()
 _REMOTE_SHARE = 0.1
 _SMALLEST_BUFFER = 4 * MiB
-# Smaller pieces are bound by submitting them one by one, whatever runs in the other direction.
-_DUPLEX_FROM = 1 * MiB
-_LOAD_TRAINS = 16
-_BOTH: tuple[Direction, ...] = ("h2d", "d2h")
+# Filling and comparing a buffer takes most of a cell's least time. So many bytes of it a second of a cell leave enough.
+_BUFFER_PER_S, _LEAST_BUFFER = 320 * MiB, 32 * MiB
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One point of the sweep."""
-
-    direction: Direction
-    granule: int
-    pinned: bool = True
-    duplex: bool = False
-    mechanism: Mechanism = "loop"
-
-    @property
-    def words(self) -> str:
-        """The cell for a person: 'h2d 1.00 MiB beside the opposite direction'."""
-        memory = "" if self.pinned else " pageable"
-        memory += "" if self.mechanism == "loop" else f" by {self.mechanism}"
-        return f"{self.direction} {show_bytes(self.granule)}{memory}" + (f" beside the {OPPOSITE}" * self.duplex)
+class NotPinnedError(KvplanError):
+    """No host memory could be page-locked, and nobody asked for pageable copies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,29 +52,6 @@ class GpuResult:
     written_bytes: int = 0
 
 
-def cells(extra: tuple[int, ...], buffer: int, mechanisms: tuple[Mechanism, ...] = ("loop",)) -> tuple[Cell, ...]:
-    """The sweep over a buffer: page-locked at every size, both directions at once, and pageable at a few sizes.
-
-    Sizes asked for, such as a model's pieces, also go through every other mechanism that the GPU has.
-    """
-    asked = {-(-size // 8) * 8 for size in extra}  # whole 8-byte words, in which copies are verified
-    sizes = sorted(size for size in {*GRANULES, *asked, buffer} if size <= buffer)
-    together = [size for size in sizes if size >= _DUPLEX_FROM or size in asked]
-    pageable = sorted({min(_DUPLEX_FROM, buffer), buffer})
-    return (
-        *(Cell(direction=way, granule=size) for size in reversed(sizes) for way in _BOTH),
-        *(Cell(direction=way, granule=size, duplex=True) for size in reversed(together) for way in _BOTH),
-        *(
-            Cell(direction=way, granule=size, mechanism=mechanism)
-            for size in sorted(asked & set(sizes))
-            for mechanism in mechanisms
-            if mechanism != "loop"
-            for way in _BOTH
-        ),
-        *(Cell(direction=way, granule=size, pinned=False) for size in reversed(pageable) for way in _BOTH),
-    )
-
-
 def measure(
     gpu: Gpu,
     host: Host,
@@ -105,27 +61,75 @@ def measure(
     granules: tuple[int, ...] = (),
     buffer_bytes: int = BUFFER,
     pin_bytes: int = PIN,
+    allow_pageable: bool = False,
     seed: int = 0,
     progress: Progress = silent,
 ) -> GpuResult:
     """Measure one GPU's copies in about `seconds` (None: not at all), and whatever `extras` ask for.
 
-    Raises KvplanError where the GPU fails or has no memory left to measure with. Page-locked memory is given back,
-    whatever happens.
+    Raises KvplanError where the GPU fails at once or has no memory left to measure with, NotPinnedError where no host
+    memory can be page-locked. What fails later is a finding. Page-locked memory is given back, whatever happens.
     """
     device = find_device(gpu, host)
     index = device.index if device else gpu.index
     name = f"gpu{index}"
     progress(f"{name}: page-locking host memory", 0.0)
-    wanted = _affordable(max(pin_bytes, 2 * buffer_bytes), host)
+    buffer = _in_time(buffer_bytes, granules, gpu, seconds)
+    wanted = _affordable(max(pin_bytes, 2 * buffer), host)
     before = os.sched_getaffinity(0)  # all processors there are for this process: the next line narrows them
-    with _near(_cpus(device, host)), pin(gpu, index, wanted, chunk=buffer_bytes) as arena:
-        size = _buffer_size(gpu, name, buffer_bytes, arena)
-        run = _Run(gpu, device, arena, size, seed, host, before)
+    with running_on(cpus_near(device, host)), pin(gpu, index, wanted, chunk=buffer) as arena:
+        if not arena.report.pinned_bytes and not allow_pageable:
+            raise NotPinnedError(
+                f"{name}: no host memory could be page-locked ({arena.report.stopped}), and pageable copies are no "
+                "figures to plan with: measure them all the same, flagged, with --allow-pageable, or leave GPUs out "
+                "with --only disk"
+            )
+        run = Run(gpu, device, arena, _buffer_size(gpu, name, buffer, arena), seed, host, before)
         try:
-            return run.result(granules, seconds, extras, progress)
+            return _result(run, granules, seconds, extras, progress)
         finally:
             run.settle()
+
+
+def _result(
+    run: Run, granules: tuple[int, ...], seconds: float | None, extras: Extras, progress: Progress
+) -> GpuResult:
+    """Sweep, then what else is asked for, then say what was seen."""
+    links: list[Link] = []
+    if seconds is not None:
+        links = run.sweep(granules, seconds, progress)
+        links += run.remote(seconds * _REMOTE_SHARE, progress)
+    beside = run.beside_decoding(granules, extras.contention_s, progress) if extras.contention_s else ()
+    through, written = run.through_drives(extras, progress)
+    device, state = run.device, run.state
+    if device is not None and state.generation is not None:
+        device = replace(device, link_generation=state.generation, link_width=state.width)
+    facts = gpu_findings.Facts(
+        name=run.name,
+        device=device,
+        pinning=run.arena.report,
+        state=state,
+        measured=(*links, *beside, *through),
+        missing=run.missing,
+    )
+    return GpuResult(
+        gpu=device,
+        links=tuple(links),
+        pinning=run.arena.report,
+        findings=gpu_findings.findings(facts),
+        contention=beside,
+        pipeline=through,
+        written_bytes=written,
+    )
+
+
+def _in_time(wanted: int, granules: tuple[int, ...], gpu: Gpu, seconds: float | None) -> int:
+    """Bytes of a buffer: as wanted, or less where the time for each cell is short."""
+    if not seconds:
+        return wanted
+    each = seconds / len(cells(granules, wanted, gpu.mechanisms))
+    fits = 1 << int(max(each * _BUFFER_PER_S, _LEAST_BUFFER)).bit_length() - 1
+    return min(wanted, fits)
 
 
 def _affordable(wanted: int, host: Host) -> int:
@@ -158,35 +162,6 @@ def find_device(gpu: Gpu, host: Host) -> GpuDevice | None:
     return None
 
 
-def _cpus(device: GpuDevice | None, host: Host) -> set[int]:
-    """Processors of the GPU's memory node that this process may use; empty where the node is unknown."""
-    nodes = {node.node: node.cpus for node in host.numa}
-    if device is None or device.numa_node is None:
-        return set()
-    return parse_cpus(nodes.get(device.numa_node, "")) & os.sched_getaffinity(0)
-
-
-def parse_cpus(text: str) -> set[int]:
-    """{0, 1, 2, 8} of the kernel's '0-2,8'."""
-    cpus: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
-        cpus.update(range(int(first), int(last or first) + 1))
-    return cpus
-
-
-@contextmanager
-def _near(cpus: set[int]) -> Iterator[None]:
-    """Run on these processors: the first touch of a page decides which memory node it is on, for good once pinned."""
-    before = os.sched_getaffinity(0)
-    if cpus:
-        os.sched_setaffinity(0, cpus)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def measure_together(
     gpus: Sequence[Gpu],
     host: Host,
@@ -205,7 +180,7 @@ def measure_together(
     findings: list[Finding] = []
     with ExitStack() as stack:
         runs = [_entered(stack, gpu, host, size, seed) for gpu in gpus]
-        for way in _BOTH:
+        for way in BOTH_WAYS:
             progress(f"all {len(gpus)} GPUs at once: {way}", None)
             lanes = [run.lanes.get((True, way)) for run in runs]
             if None in lanes:
@@ -215,237 +190,26 @@ def measure_together(
                 for run, lane in zip(runs, lanes, strict=True)
                 if lane is not None
             ]
-            shared = together.measure(copies, seconds / 2)
-            for run, one, seen in zip(runs, copies, shared, strict=True):
-                links.append(run.link_beside_all(way, one.granule, seen))
-            findings += _by_root(runs, way, links[-len(runs) :])
+            mine = [
+                (
+                    run.name,
+                    run.device.pci if run.device else None,
+                    gpu_links.link_beside_all(run.name, run.node, way, one.granule, seen),
+                )
+                for run, one, seen in zip(runs, copies, together.measure(copies, seconds / 2), strict=True)
+            ]
+            links += [link for _, _, link in mine]
+            findings += gpu_findings.by_root(mine, way)
     return tuple(links), tuple(findings)
 
 
-def _entered(stack: ExitStack, gpu: Gpu, host: Host, size: int, seed: int) -> _Run:
+def _entered(stack: ExitStack, gpu: Gpu, host: Host, size: int, seed: int) -> Run:
     """One GPU's lanes with memory on its own node, given back with the stack, after its copies are done."""
     device = find_device(gpu, host)
     index = device.index if device else gpu.index
-    with _near(_cpus(device, host)):
+    with running_on(cpus_near(device, host)):
         arena = stack.enter_context(pin(gpu, index, 2 * size, chunk=size))
     size = _buffer_size(gpu, f"gpu{index}", size, arena)
-    run = _Run(gpu, device, arena, size, seed, host, os.sched_getaffinity(0))
+    run = Run(gpu, device, arena, size, seed, host, os.sched_getaffinity(0))
     stack.callback(run.settle)
     return run
-
-
-def _by_root(runs: Sequence[_Run], way: Direction, links: Sequence[Link]) -> list[Finding]:
-    groups: dict[str, list[tuple[str, float]]] = {}
-    for run, link in zip(runs, links, strict=True):
-        root = together.root_of(run.device.pci if run.device else None) or "unknown root"
-        groups.setdefault(root, []).append((run.name, link.p50_bytes_per_s))
-    return [
-        Finding(
-            severity="info",
-            code="gpus-together",
-            text=f"{', '.join(name for name, _ in members)} ({root}) carry {show_rate(sum(r for _, r in members))} "
-            f"{way} together while all GPUs copy",
-        )
-        for root, members in groups.items()
-    ]
-
-
-class _Run:
-    """One GPU being measured: its buffers, and what was seen under load."""
-
-    def __init__(
-        self, gpu: Gpu, device: GpuDevice | None, arena: Arena, size: int, seed: int, host: Host, cpus: set[int]
-    ) -> None:
-        self.gpu, self.device, self.arena, self.size, self.host, self.cpus = gpu, device, arena, size, host, cpus
-        self.name = f"gpu{arena.report.gpu}"
-        self.random = np.random.default_rng(seed)
-        self.base = cuda.base_words(size)
-        self.state = nvml.LinkState()
-        pageable: HostArray = np.zeros(2 * size, dtype=np.uint8)
-        hosts = {False: (pageable[:size], pageable[size:])}
-        pair = arena.pair(size)
-        if pair is not None:
-            hosts[True] = pair
-        self.streams = {way: gpu.stream() for way in _BOTH}
-        memory = {way: gpu.allocate(size) for way in _BOTH}
-        self.lanes = {
-            (pinned, way): Lane(direction=way, host=buffer, memory=memory[way], stream=self.streams[way])
-            for pinned, buffers in hosts.items()
-            for way, buffer in zip(_BOTH, buffers, strict=True)
-        }
-
-    def settle(self) -> None:
-        """Wait for every copy under way: host memory may not be given back before."""
-        for stream in self.streams.values():
-            self.gpu.wait(stream)
-
-    def result(self, granules: tuple[int, ...], seconds: float | None, extras: Extras, progress: Progress) -> GpuResult:
-        """Sweep, then what else is asked for, then say what was seen."""
-        links: list[Link] = []
-        if seconds is not None:
-            links = self._sweep(granules, seconds, progress)
-            links += self._remote(seconds * _REMOTE_SHARE, progress)
-        rig = self._rig()
-        beside: tuple[Contention, ...] = ()
-        if rig is not None and extras.contention_s:
-            beside = beside_decoding(rig, granules, extras.contention_s, progress)
-        through: list[Pipeline] = []
-        written = 0
-        for folder in extras.folders:
-            if rig is None:
-                break
-            found, more = through_drive(rig, folder, extras.pass_bytes, progress)
-            through, written = [*through, *found], written + more
-        device = self.device
-        if device is not None and self.state.generation is not None:
-            device = replace(device, link_generation=self.state.generation, link_width=self.state.width)
-        return GpuResult(
-            gpu=device,
-            links=tuple(links),
-            pinning=self.arena.report,
-            findings=self._findings(device, links, (*beside, *through)),
-            contention=beside,
-            pipeline=tuple(through),
-            written_bytes=written,
-        )
-
-    def _rig(self) -> Rig | None:
-        """The page-locked lanes; None where no memory could be page-locked."""
-        lanes = {way: lane for (pinned, way), lane in self.lanes.items() if pinned}
-        index = self.arena.report.gpu
-        return Rig(gpu=self.gpu, index=index, lanes=lanes, base=self.base, random=self.random) if lanes else None
-
-    def _sweep(self, granules: tuple[int, ...], seconds: float, progress: Progress) -> list[Link]:
-        until = time.monotonic() + seconds
-        todo = [
-            cell
-            for cell in cells(granules, self.size, self.gpu.mechanisms)
-            if (cell.pinned, cell.direction) in self.lanes
-        ]
-        links = []
-        for position, cell in enumerate(todo):
-            share = position / len(todo)
-            progress(f"{self.name}: {cell.words}", share)
-            seen = self._cell(cell, max(0.0, until - time.monotonic()) / (len(todo) - position))
-            links.append(self._link(cell, seen))
-            progress(f"{self.name}: {cell.words}: {show_rate(links[-1].p50_bytes_per_s)}", share)
-        return links
-
-    def _remote(self, seconds: float, progress: Progress) -> list[Link]:
-        """The largest copies both ways to memory of the first node that is not the GPU's own; none where there is none.
-
-        Flagged, since no engine should put its cache there: it shows what a wrong placement costs.
-        """
-        own = self.device.numa_node if self.device else None
-        others = [(n.node, parse_cpus(n.cpus) & self.cpus) for n in self.host.numa if own is not None and n.node != own]
-        node, cpus = next(((node, cpus) for node, cpus in others if cpus), (None, set[int]()))
-        if node is None or self._rig() is None:
-            return []
-        progress(f"{self.name}: memory of node {node}", None)
-        links = []
-        with _near(cpus), pin(self.gpu, self.arena.report.gpu, 2 * self.size, chunk=self.size) as arena:
-            pair = arena.pair(self.size)
-            for way, buffer in zip(_BOTH, pair or (), strict=False):
-                lane = dataclasses.replace(self.lanes[True, way], host=buffer)
-                cell = Cell(direction=way, granule=len(buffer))
-                seen = Copies(self.gpu, lane, cell.granule, None, self.base, self.random).measure(seconds / 2)
-                self.gpu.wait(lane.stream)
-                links.append(self._link(cell, seen, node=node))
-        return links
-
-    def _cell(self, cell: Cell, seconds: float) -> Seen:
-        lane = self.lanes[cell.pinned, cell.direction]
-        opposite = self.lanes[cell.pinned, "d2h" if cell.direction == "h2d" else "h2d"] if cell.duplex else None
-        copies = Copies(self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism)
-        seen = copies.measure(seconds)
-        if self.device is not None and self.device.pci is not None and self.state == nvml.LinkState():
-            copies.load(_LOAD_TRAINS)
-            self.state = nvml.link_state(self.device.pci, os.getpid())
-            self.gpu.wait(lane.stream)
-        return seen
-
-    def _link(self, cell: Cell, seen: Seen, node: int | None = None) -> Link:
-        """The document of a cell; `node` where its host memory was not on the GPU's own node."""
-        p5, p50, p95 = (float(value) for value in np.percentile(seen.rates, [5, 50, 95]))
-        p50_s, p99_s = (float(value) for value in np.percentile(seen.latencies, [50, 99]))
-        place = self._node() if node is None else str(node)
-        memory = f"page-locked by cudaHostRegister, node {place}" if cell.pinned else "pageable"
-        flags = (
-            *(() if cell.pinned else ("pageable",)),
-            *(() if node is None else ("remote-node",)),
-            *(("corrupt",) if seen.wrong_words else ()),
-            *(() if seen.settled else ("not-steady",)),
-            *(() if seen.concurrent else ("not-concurrent",)),
-        )
-        return Link(
-            source="host" if cell.direction == "h2d" else self.name,
-            target=self.name if cell.direction == "h2d" else "host",
-            direction=cell.direction,
-            granule_bytes=cell.granule,
-            depth=1,
-            samples=seen.copies,
-            p5_bytes_per_s=p5,
-            p50_bytes_per_s=p50,
-            p95_bytes_per_s=p95,
-            p50_latency_s=p50_s,
-            p99_latency_s=p99_s,
-            method=f"{WORDS[cell.mechanism]}, one stream, {memory}, CUDA events, data verified",
-            concurrent=OPPOSITE if cell.duplex else "none",
-            preset=None if cell.mechanism == "loop" else cell.mechanism,
-            flags=flags,
-        )
-
-    def link_beside_all(self, way: Direction, granule: int, shared: together.Shared) -> Link:
-        """The document of copies while every other GPU copied too; a train's time stands for that of its pieces."""
-        seen = Seen(rates=list(shared.rates), copies=len(shared.rates), wrong_words=shared.wrong_words)
-        seen.latencies = [granule / rate for rate in shared.rates]
-        return replace(self._link(Cell(direction=way, granule=granule), seen), concurrent=ALL_GPUS)
-
-    def _node(self) -> str:
-        known = self.device is not None and self.device.numa_node is not None
-        return str(self.device.numa_node) if known and self.device is not None else "unknown"
-
-    def _findings(
-        self, device: GpuDevice | None, links: list[Link], others: tuple[Contention | Pipeline, ...]
-    ) -> tuple[Finding, ...]:
-        """What a reader should know beyond the figures."""
-        found: list[Finding] = []
-
-        def say(severity: Literal["info", "warning", "error"], code: str, text: str) -> None:
-            found.append(Finding(severity=severity, code=code, text=f"{self.name}: {text}"))
-
-        report, state = self.arena.report, self.state
-        if not report.pinned_bytes:
-            say(
-                "error",
-                "gpu-not-pinned",
-                f"no host memory could be page-locked ({report.stopped}): pageable copies only",
-            )
-        elif report.stopped:
-            sizes = f"{show_bytes(report.pinned_bytes)} of {show_bytes(report.requested_bytes)}"
-            say("warning", "gpu-pinning-limited", f"only {sizes} could be page-locked: {report.stopped}")
-        wrong = sum("corrupt" in cell.flags for cell in (*links, *others))
-        if wrong:
-            say("error", "gpu-corrupt", f"copies of {wrong} cells did not arrive as they were sent: distrust this link")
-        if device is not None:
-            for what, now, best in (
-                ("generation", device.link_generation, device.max_link_generation),
-                ("width", device.link_width, device.max_link_width),
-            ):
-                if state.generation is not None and now is not None and best is not None and now < best:
-                    say("warning", "gpu-link-downgraded", f"PCIe link {what} is {now} under load, {best} is possible")
-        if state.throttled:
-            say(
-                "warning", "gpu-throttled", f"clocks were held down while it was measured: {', '.join(state.throttled)}"
-            )
-        if state.other_processes:
-            say(
-                "warning",
-                "gpu-shared",
-                f"{state.other_processes} other processes use this GPU: stop them for a clean run",
-            )
-        if state.mig:
-            say("warning", "gpu-mig", "is divided into instances (MIG): its link is shared with the others")
-        if state.confidential:
-            say("warning", "gpu-confidential", "confidential computing encrypts what crosses the link: expect far less")
-        return tuple(found)

@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.probing.cuda import Direction, HostArray, PinError, base_words, fill_host, wrong_host_words
-from kvplan.probing.mechanisms import Mechanism
+from kvplan.errors import KvplanError
+from kvplan.probing.cuda import HostArray, PinError, base_words, fill_host, wrong_host_words
+from kvplan.probing.mechanisms import Direction, Mechanism
 from kvplan.units import GiB
 
 
 @dataclass
 class FakeGpu:
     """Copies run when they are submitted. `corrupt_after`, `lose_after`: the number of bytes after which one byte is
-    flipped, or one copy reports success and moves nothing. `pin_limit`: bytes that can be page-locked, in all."""
+    flipped, or one copy reports success and moves nothing. `pin_limit`: bytes that can be page-locked, in all.
+    `refuses`: mechanisms that the driver turns down. `dies_after`: bytes after which nothing works any more."""
 
     index: int = 0
     pci: str | None = None
@@ -27,6 +29,8 @@ class FakeGpu:
     largest_pin: int | None = None
     corrupt_after: int | None = None
     lose_after: int | None = None
+    refuses: tuple[str, ...] = ()
+    dies_after: int | None = None
     admits_pinned: bool = True
     error: Exception | None = None
     pinned: dict[int, int] = field(default_factory=dict)
@@ -67,11 +71,15 @@ class FakeGpu:
     def prepare(
         self, direction: Direction, host: HostArray, memory: HostArray, granule: int, mechanism: Mechanism = "loop"
     ) -> list[Any]:
+        if mechanism in self.refuses:
+            raise KvplanError(f"gpu{self.index}: could not copy: CUDA_ERROR_NOT_SUPPORTED")
         ends = [(memory[at : at + granule], host[at : at + granule]) for at in range(0, len(host), granule)]
         pieces = [(direction, *(end if direction == "h2d" else end[::-1])) for end in ends]
         return pieces if mechanism == "loop" else [pieces]
 
     def decode_load(self, size: int) -> Any:
+        if "decode" in self.refuses:
+            raise KvplanError(f"gpu{self.index}: could not prepare a decoding load: CUDA out of memory")
         return SimpleNamespace(words="nothing", step_bytes=size, stream="decode")
 
     def step(self, load: Any) -> None:
@@ -87,6 +95,8 @@ class FakeGpu:
         if self.error is not None:
             raise self.error
         before = sum(self.moved.values())
+        if self.dies_after is not None and before >= self.dies_after:
+            raise KvplanError(f"gpu{self.index}: could not copy: CUDA error: unspecified launch failure")
         self.moved[direction] += len(source)
         after = sum(self.moved.values())
         if self.lose_after is None or not before <= self.lose_after < after:
@@ -102,6 +112,8 @@ class FakeGpu:
 
     def wait(self, stream: Any) -> None:
         self.waits += 1
+        if self.dies_after is not None and sum(self.moved.values()) >= self.dies_after:
+            raise KvplanError(f"gpu{self.index}: could not copy: CUDA error: unspecified launch failure")
 
     def fill(self, memory: HostArray, key: int) -> None:
         fill_host(memory, base_words(len(memory)), key)

@@ -27,6 +27,7 @@ from kvplan.probing import (
     disk_io,
     disk_links,
     kernel_queues,
+    neighbours,
     queued_io,
     scratch,
 )
@@ -460,10 +461,17 @@ def test_first_and_last_second() -> None:
     assert first_and_last_second(transfers([1e9])) is None
 
 
-def verdict_of(drive: Path, outcomes: list[Outcome], members: tuple[BlockDevice, ...] = ()) -> dict[str, str]:
+def verdict_of(
+    drive: Path,
+    outcomes: list[Outcome],
+    members: tuple[BlockDevice, ...] = (),
+    memory_copy: float | None = None,
+    others: neighbours.Others | None = None,
+) -> dict[str, str]:
     """Findings by code, for outcomes alone."""
+    most = disk_links.bounds(members, memory_copy)
     clean_verdict = Verdict(direct="proven", proof=(), missing=(), flags=())
-    links = [disk_links.link(str(drive), one, direct=True, flags=(), members=members) for one in outcomes]
+    links = [disk_links.link(str(drive), one, direct=True, flags=(), most=most) for one in outcomes]
     facts = Facts(
         folder=scratch.look(drive),
         evidence=Evidence(direct=True, alignment=Statx(mount=None, memory_align=512, offset_align=512)),
@@ -475,6 +483,8 @@ def verdict_of(drive: Path, outcomes: list[Outcome], members: tuple[BlockDevice,
         not_here={},
         outcomes=outcomes,
         links=links,
+        most=most,
+        others=others,
     )
     return {one.code: one.text for one in findings(facts)}
 
@@ -502,9 +512,13 @@ def test_a_write_that_falls_and_reads_that_fall_are_said(drive: Path) -> None:
 def test_a_rate_above_the_links_own_is_a_cache_and_flagged(drive: Path) -> None:
     gen3 = BlockDevice(name="nvme0n1", link="8.0 GT/s PCIe x4", link_bytes_per_s=3.94e9)
     read = Outcome(cell=Cell(direction="read", granule=MiB, depth=4), direction="read", done=transfers([6e9] * 2))
-    assert disk_links.link("/x", read, direct=True, flags=(), members=(gen3,)).flags == ("above-link",)
-    assert disk_links.link("/x", read, direct=True, flags=(), members=(gen3, gen3)).flags == ()
-    assert disk_links.link("/x", read, direct=True, flags=(), members=(gen3, BlockDevice(name="sda"))).flags == ()
+    for members, flags in (
+        ((gen3,), ("above-link",)),
+        ((gen3, gen3), ()),
+        ((gen3, BlockDevice(name="sda")), ()),
+    ):
+        most = disk_links.bounds(members, None)
+        assert disk_links.link("/x", read, direct=True, flags=(), most=most).flags == flags
     assert "disk-above-link" in verdict_of(drive, [read], (gen3,))
 
 
@@ -531,3 +545,67 @@ def test_what_a_pci_express_link_carries(tmp_path: Path, speed: str, width: str,
     (tmp_path / "current_link_speed").write_text(f"{speed}\n")
     (tmp_path / "current_link_width").write_text(f"{width}\n")
     assert blockdev._link_rate(tmp_path) == (None if rate is None else pytest.approx(rate, rel=1e-3))
+
+
+# ---- who else uses it
+
+
+def counted(root: Path, sectors: tuple[int, int], processes: dict[int, tuple[str, int, int]]) -> neighbours.Look:
+    """A look at a machine whose partition 259:1 is on a drive that has moved so many sectors."""
+    disk = root / "sys/devices/nvme0n1"
+    (disk / "nvme0n1p1").mkdir(parents=True, exist_ok=True)
+    (disk / "nvme0n1p1/partition").write_text("1\n")
+    (disk / "nvme0n1p1/stat").write_text("0 0 7 0 0 0 7 0\n")
+    (disk / "stat").write_text(f"11 0 {sectors[0]} 5 22 0 {sectors[1]} 6 0 0 0\n")
+    (root / "sys/dev/block").mkdir(parents=True, exist_ok=True)
+    link = root / "sys/dev/block/259:1"
+    if not link.is_symlink():
+        link.symlink_to(disk / "nvme0n1p1")
+    for number, (name, started, moved) in processes.items():
+        place = root / f"proc/{number}"
+        place.mkdir(parents=True, exist_ok=True)
+        before = " ".join(["S", *["0"] * 18])
+        (place / "stat").write_text(f"{number} ({name}) {before} {started} 0 0\n")
+        (place / "io").write_text(f"rchar: 9\nwchar: 9\nread_bytes: {moved}\nwrite_bytes: {moved}\n")
+    (root / "proc/self").mkdir(parents=True, exist_ok=True)
+    return neighbours.look(os.makedev(259, 1), root)
+
+
+def test_others_on_the_whole_drive_are_seen_and_named(tmp_path: Path, drive: Path) -> None:
+    """The partition's counters stand still: it is the drive below it that others use."""
+    old = {10: ("postgres: (x) y", 5, 100 * MiB), 20: ("gone", 5, 9), 30: ("renewed", 5, 500 * MiB)}
+    before = counted(tmp_path, (1000, 2000), old)
+    new = {10: ("postgres: (x) y", 5, 150 * MiB), 30: ("renewed", 77, 3 * MiB), 40: ("idle", 6, 1000)}
+    ours = (2 * GiB, GiB)
+    after = counted(tmp_path, (1000 + (ours[0] + GiB) // 512, 2000 + (ours[1] + GiB // 2) // 512), new)
+    found = neighbours.between(before, after, *ours)
+    assert found == neighbours.Others(
+        read_bytes=GiB,
+        written_bytes=GiB // 2,
+        share=0.5,
+        busiest=(("postgres: (x) y (10)", 100 * MiB), ("renewed (30)", 6 * MiB)),
+    )
+    said = verdict_of(drive, [], others=found)["disk-shared"]
+    assert "others read 1.00 GiB and wrote 512.00 MiB on its drive while it was measured, 50%" in said
+    assert "postgres: (x) y (10) 100.00 MiB, renewed (30) 6.00 MiB" in said
+
+
+def test_nobody_else_is_nothing_to_say(tmp_path: Path) -> None:
+    before = counted(tmp_path, (1000, 2000), {})
+    after = counted(tmp_path, (1000 + (GiB + 10 * MiB) // 512, 2000), {})
+    assert neighbours.between(before, after, GiB, 0) is None
+    assert neighbours.between(before, after, 2 * GiB, 0) is None  # counters behind what was moved: no negative others
+    nowhere = neighbours.look(os.makedev(0, 44), tmp_path)
+    assert (nowhere.read_bytes, neighbours.between(nowhere, nowhere, 0, 0)) == (None, None)
+
+
+def test_this_process_and_its_drive_can_be_read(drive: Path) -> None:
+    before = neighbours.look(os.stat(drive).st_dev)
+    if before.read_bytes is None:
+        pytest.skip("the file system under the tests has no block device of its own")
+    (drive / "file").write_bytes(os.urandom(8 * MiB))
+    with open(drive / "file", "rb") as file:
+        os.fsync(file.fileno())
+    after = neighbours.look(os.stat(drive).st_dev)
+    assert (after.written_bytes or 0) - (before.written_bytes or 0) >= 8 * MiB
+    assert os.getpid() in after.processes

@@ -26,7 +26,19 @@ from records import replace
 from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import GpuDevice, Host, NumaNode, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
-from kvplan.probing import contention, cuda, gpu_copies, gpu_extras, mechanisms, nvml, pinning, pipeline, together
+from kvplan.probing import (
+    affinity,
+    contention,
+    cuda,
+    gpu_copies,
+    gpu_extras,
+    gpu_run,
+    mechanisms,
+    nvml,
+    pinning,
+    pipeline,
+    together,
+)
 from kvplan.units import GiB, KiB, MiB
 
 BUFFER = 4 * MiB
@@ -57,7 +69,7 @@ def measure(gpu: FakeGpu, **more: Any) -> probe_gpu.GpuResult:
     return probe_gpu.measure(gpu, fields.pop("host"), **fields)
 
 
-def copies_of(gpu: FakeGpu, direction: cuda.Direction, size: int, granule: int) -> gpu_copies.Copies:
+def copies_of(gpu: FakeGpu, direction: mechanisms.Direction, size: int, granule: int) -> gpu_copies.Copies:
     buffer = np.zeros(size, dtype=np.uint8)
     lane = gpu_copies.Lane(direction=direction, host=buffer, memory=gpu.allocate(size), stream="stream")
     return gpu_copies.Copies(gpu, lane, granule, None, cuda.base_words(size), np.random.default_rng(0))
@@ -134,7 +146,9 @@ def test_one_corrupted_byte_in_a_billion_is_caught(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
 @pytest.mark.parametrize("fault", ["corrupt", "lose"])
-def test_every_timed_copy_is_verified(direction: cuda.Direction, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_timed_copy_is_verified(
+    direction: mechanisms.Direction, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever copy of any timed train or single goes wrong, it is seen."""
     monkeypatch.setattr(gpu_copies.Copies, "_warm", lambda self, seconds, seen: None)
     size = 64 * KiB
@@ -184,8 +198,10 @@ def test_a_cap_on_a_single_registration_is_worked_around() -> None:
 
 
 @pytest.mark.parametrize("gpu", [FakeGpu(pin_limit=0), FakeGpu(admits_pinned=False)])
-def test_without_page_locked_memory_only_flagged_links_remain(gpu: FakeGpu) -> None:
-    found = measure(gpu)
+def test_without_page_locked_memory_it_ends_unless_told(gpu: FakeGpu) -> None:
+    with pytest.raises(probe_gpu.NotPinnedError, match=r"gpu0: no host memory could be page-locked .*--allow-pageable"):
+        measure(gpu)
+    found = measure(gpu, allow_pageable=True)
     assert found.pinning.pinned_bytes == 0
     assert {finding.code for finding in found.findings if finding.severity == "error"} == {"gpu-not-pinned"}
     assert found.links
@@ -245,7 +261,7 @@ def test_the_gpu_is_found_by_its_address_and_its_node_is_used(monkeypatch: pytes
     cards = tuple(device(index=index, pci=f"0000:{index + 1:02x}:00.0", numa_node=index) for index in range(2))
     nodes = tuple(NumaNode(node=n, total_bytes=GiB, free_bytes=GiB, cpus=str(cpus[-1]) if n else "") for n in range(2))
     seen: list[set[int]] = []
-    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=4, width=8))
+    monkeypatch.setattr(nvml, "link_state", lambda pci: nvml.LinkState(generation=4, width=8))
     machine = host(gpus=cards, numa=nodes)
     gpu = FakeGpu(pci="0000:02:00.0")
     found = measure(gpu, host=machine, progress=lambda *_: seen.append(os.sched_getaffinity(0)))
@@ -259,7 +275,7 @@ def test_the_gpu_is_found_by_its_address_and_its_node_is_used(monkeypatch: pytes
 
 def test_a_slow_link_a_hot_gpu_and_company_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
     state = nvml.LinkState(generation=3, width=16, throttled=("hot",), other_processes=2, mig=True, confidential=True)
-    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: state)
+    monkeypatch.setattr(nvml, "link_state", lambda pci: state)
     card = device(pci="0000:01:00.0", link_generation=1, max_link_generation=5, link_width=16, max_link_width=16)
     found = measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(card,)))
     assert found.gpu is not None
@@ -285,17 +301,17 @@ def test_what_the_driver_does_not_say_stays_unknown(monkeypatch: pytest.MonkeyPa
         nvmlSystemGetConfComputeState=refuse,
     )
     monkeypatch.setattr(nvml, "session", lambda: nullcontext(driver))
-    assert nvml.link_state("0000:01:00.0", 1) == nvml.LinkState(mig=True)
+    assert nvml.link_state("0000:01:00.0") == nvml.LinkState(mig=True)
     driver.nvmlDeviceGetMigMode = refuse
     driver.nvmlSystemGetConfComputeState = lambda: SimpleNamespace(ccFeature=1)
-    assert nvml.link_state("0000:01:00.0", 1) == nvml.LinkState(confidential=True)
+    assert nvml.link_state("0000:01:00.0") == nvml.LinkState(confidential=True)
 
 
 @pytest.mark.parametrize(
     ("text", "cpus"), [("", set()), ("3", {3}), ("0-2,8", {0, 1, 2, 8}), ("0-1,4-5", {0, 1, 4, 5})]
 )
 def test_cpu_lists(text: str, cpus: set[int]) -> None:
-    assert probe_gpu.parse_cpus(text) == cpus
+    assert affinity.parse_cpus(text) == cpus
 
 
 # ---- the whole probe
@@ -305,7 +321,7 @@ def test_the_probe_joins_every_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     cards = tuple(device(index=index, pci=f"0000:{index + 1:02x}:00.0") for index in range(2))
     monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=cards))
     monkeypatch.setattr(cuda, "devices", lambda: tuple(FakeGpu(index=n, pci=cards[n].pci) for n in range(2)))
-    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=5, width=16))
+    monkeypatch.setattr(nvml, "link_state", lambda pci: nvml.LinkState(generation=5, width=16))
     small = partial(probe_gpu.measure, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
     monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **{**more, "seconds": 0.0}))
     together = partial(probe_gpu.measure_together, buffer_bytes=BUFFER)
@@ -338,7 +354,7 @@ def test_the_page_of_the_gpu_check(
     check = runpy.run_path(str(path))
     card = device(pci="0000:01:00.0", max_link_generation=5, max_link_width=16)
     monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=(card,)))
-    monkeypatch.setattr(nvml, "link_state", lambda pci, own_pid: nvml.LinkState(generation=5, width=16))
+    monkeypatch.setattr(nvml, "link_state", lambda pci: nvml.LinkState(generation=5, width=16))
     small = partial(probe_gpu.measure, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
 
     def measured(gpu: FakeGpu, on: Host, **more: Any) -> probe_gpu.GpuResult:
@@ -409,7 +425,9 @@ class Runtime:
     """CUDA's runtime as torch exposes it; refuses registrations above a size and then keeps the error, as CUDA does."""
 
     def __init__(self, largest: int) -> None:
-        self.largest, self.registered, self.last_error = largest, set(), 0
+        self.largest, self.last_error = largest, 0
+        self.registered: set[int] = set()
+        self.library: Library | None = None
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         self.last_error = 2 if size > self.largest else 0
@@ -456,6 +474,7 @@ def cpu_as_cuda(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     shim.__dict__.update(from_numpy=torch.from_numpy, index_select=torch.index_select)
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: tensor.data_ptr() in runtime.registered)
     monkeypatch.setitem(sys.modules, "torch", shim)
+    monkeypatch.setattr(mechanisms, "driver", lambda: runtime.library and mechanisms.Driver(runtime.library))
     return runtime
 
 
@@ -492,21 +511,45 @@ def test_a_cuda_failure_is_one_clear_line(cpu_as_cuda: Runtime) -> None:
 
 
 class Library:
-    """The CUDA driver's library, as far as it copies batches; `names` are the functions it has."""
+    """The CUDA driver's library as far as it is called; `names` are the functions it has. Copies really copy."""
 
-    def __init__(self, *names: str, status: int = 0) -> None:
+    def __init__(self, *names: str, status: int = 0, moved: int = 0) -> None:
         self.calls: list[str] = []
         for name in names:
-            setattr(self, name, partial(self._copy, name))
-        self.status = status
+            setattr(self, name, partial(getattr(self, f"_{name.removesuffix('_v2')}"), name))
+        self.status, self.moved = status, moved
 
-    def _copy(self, name: str, targets: Any, sources: Any, sizes: Any, count: Any, attributes: Any, *rest: Any) -> int:
+    def _cuMemcpyBatchAsync(
+        self, name: str, targets: Any, sources: Any, sizes: Any, count: int, attributes: Any, first: Any, *rest: Any
+    ) -> int:
         self.calls.append(name)
-        assert attributes._obj.order == 1
-        assert len(rest) == (3 if name.endswith("_v2") else 4)  # the older signature also tells which copy failed
+        assert (len(sizes), attributes._obj.order, first._obj.value, rest[0], rest[-1]) == (count, 1, 0, 1, 7)
+        assert ctypes.sizeof(attributes._obj) == 24  # enum, two locations of an enum and an int, flags
+        assert len(rest) == (2 if name.endswith("_v2") else 3)  # the older signature also tells which copy failed
         for target, source, size in zip(targets, sources, sizes, strict=True):
             ctypes.memmove(target, source, size)
         return self.status
+
+    def _cuMemcpyHtoDAsync(self, name: str, target: int, source: int, size: int, stream: int) -> int:
+        self.calls.append(name)
+        assert stream == 7
+        ctypes.memmove(target, source, size)
+        return self.status
+
+    _cuMemcpyDtoHAsync = _cuMemcpyHtoDAsync
+
+    def _cuMemHostGetDevicePointer(self, name: str, found: Any, host: int, flags: int) -> int:
+        self.calls.append(name)
+        found._obj.value = host + self.moved
+        return self.status
+
+    def _cuGetErrorName(self, name: str, status: int, text: Any) -> int:
+        text._obj.value = {801: b"CUDA_ERROR_NOT_SUPPORTED"}.get(status)
+        return 0 if status == 801 else 1
+
+
+STREAM = SimpleNamespace(cuda_stream=7, synchronize=lambda: None)
+SINGLES = ("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2")
 
 
 @pytest.mark.parametrize("names", [("cuMemcpyBatchAsync",), ("cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2")])
@@ -514,28 +557,149 @@ def test_a_batch_is_one_call_of_the_newest_signature(names: tuple[str, ...]) -> 
     torch = pytest.importorskip("torch")
     library = Library(*names)
     driver = mechanisms.Driver(library)
-    assert driver.can
+    assert driver.batches
     buffer, memory = torch.arange(200, dtype=torch.uint8), torch.zeros(200, dtype=torch.uint8)
     pairs = mechanisms.shuffled(mechanisms.pairs_of("h2d", buffer, memory, 16))
-    mechanisms.Batch(driver, pairs).submit(SimpleNamespace(cuda_stream=7))
+    mechanisms.Batch(driver, pairs).submit(STREAM)
     assert torch.equal(memory, buffer)
     assert library.calls == [names[-1]]
+    refusing = mechanisms.Driver(Library(*names, "cuGetErrorName", status=801))
+    with pytest.raises(KvplanError, match="cuMemcpyBatchAsync: CUDA_ERROR_NOT_SUPPORTED"):
+        mechanisms.Batch(refusing, pairs).submit(STREAM)
     with pytest.raises(KvplanError, match="cuMemcpyBatchAsync: CUDA error 1"):
-        mechanisms.Batch(mechanisms.Driver(Library(*names, status=1)), pairs).submit(SimpleNamespace(cuda_stream=7))
-    assert not mechanisms.Driver(Library()).can
+        mechanisms.Batch(mechanisms.Driver(Library(*names, status=1)), pairs).submit(STREAM)
+    assert not mechanisms.Driver(Library()).batches
+
+
+@pytest.mark.parametrize("direction", ["h2d", "d2h"])
+def test_a_loop_is_one_call_of_the_driver_a_piece(direction: mechanisms.Direction, cpu_as_cuda: Runtime) -> None:
+    library = Library(*SINGLES)
+    cpu_as_cuda.library = library
+    gpu = cuda.TorchGpu(0)
+    assert gpu.mechanisms == ("loop", "gather")
+    buffer, memory = np.zeros(1000, dtype=np.uint8), gpu.allocate(1000)
+    (buffer if direction == "h2d" else memory)[:] = 7
+    gpu.submit(STREAM, gpu.prepare(direction, buffer, memory, 64))
+    assert (buffer == 7).all()
+    assert bool((memory == 7).all())
+    assert library.calls == [SINGLES[direction == "d2h"]] * 16
+    library.status = 700
+    with pytest.raises(KvplanError, match=r"^gpu0: could not copy: cuMemcpyAsync: CUDA error 700$"):
+        gpu.submit(STREAM, gpu.prepare(direction, buffer, memory, 64))
 
 
 @pytest.mark.parametrize("direction", ["h2d", "d2h"])
 def test_a_gather_moves_every_row_and_the_rest(
-    direction: cuda.Direction, cpu_as_cuda: Runtime, monkeypatch: pytest.MonkeyPatch
+    direction: mechanisms.Direction, cpu_as_cuda: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mechanisms, "mapped", lambda torch, host, device: torch.from_numpy(host))
+    cpu_as_cuda.library = Library(*SINGLES)
+    monkeypatch.setattr(mechanisms, "mapped", lambda torch, driver, host, device: torch.from_numpy(host))
     gpu = cuda.TorchGpu(0)
     buffer, memory = np.zeros(1000, dtype=np.uint8), gpu.allocate(1000)
     (buffer if direction == "h2d" else memory)[:] = 7
-    gpu.submit(gpu.stream(), gpu.prepare(direction, buffer, memory, 48, "gather"))
+    gpu.submit(STREAM, gpu.prepare(direction, buffer, memory, 48, "gather"))
     assert (buffer == 7).all()
     assert bool((memory == 7).all())
+
+
+@pytest.mark.parametrize(
+    ("names", "status", "moved", "why"),
+    [
+        ((), 0, 0, "cuMemHostGetDevicePointer: not in this driver"),
+        (("cuMemHostGetDevicePointer_v2",), 801, 0, "cuMemHostGetDevicePointer: CUDA error 801"),
+        (("cuMemHostGetDevicePointer_v2",), 0, 0, "for cpu's own and copies it"),
+    ],
+)
+def test_host_memory_that_kernels_do_not_reach_is_no_gather(
+    names: tuple[str, ...], status: int, moved: int, why: str, cpu_as_cuda: Runtime
+) -> None:
+    """The last: torch hands back memory of its own, so that a kernel would never cross the link."""
+    torch = pytest.importorskip("torch")
+    cpu_as_cuda.library = Library(*SINGLES, *names, status=status, moved=moved)
+    torch.as_tensor = lambda memory, device: torch.zeros(memory.__cuda_array_interface__["shape"][0], dtype=torch.uint8)
+    gpu = cuda.TorchGpu(0)
+    buffer = np.zeros(1000, dtype=np.uint8)
+    with pytest.raises(KvplanError, match=f"gpu0: could not map host memory: .*{why}"):
+        gpu.prepare("h2d", buffer, gpu.allocate(1000), 48, "gather")
+
+
+def test_a_kernel_uses_the_address_that_the_device_has(cpu_as_cuda: Runtime) -> None:
+    library = Library("cuMemHostGetDevicePointer_v2", moved=1 << 40)
+    assert mechanisms.Driver(library).device_pointer(4096) == 4096 + (1 << 40)
+
+
+# ---- what a driver refuses
+
+
+@pytest.mark.parametrize("refused", [("batch",), ("gather",), ("batch", "gather")])
+def test_a_refused_mechanism_is_not_measured_and_the_rest_is(refused: tuple[str, ...]) -> None:
+    found = measure(FakeGpu(refuses=refused), granules=(81_920,))
+    assert {link.preset for link in found.links} == {None, "batch", "gather"} - set(refused)
+    told = [finding.text for finding in found.findings if finding.code == "gpu-part-not-measured"]
+    assert told == [
+        f"gpu0: copies by {name}: not measured: gpu0: could not copy: CUDA_ERROR_NOT_SUPPORTED" for name in refused
+    ]
+    assert [finding for finding in found.findings if finding.severity == "error"] == []
+
+
+def test_a_gpu_that_dies_keeps_what_was_measured_and_gives_the_memory_back() -> None:
+    gpu = FakeGpu(dies_after=200 * MiB)
+    found = measure(gpu, extras=gpu_extras.Extras(contention_s=0.01))
+    assert 0 < len(found.links) < 20
+    told = {finding.text.partition(": not measured: ")[0]: finding.text for finding in found.findings}
+    assert "gpu0: copies beside decoding" in told or any("beside decoding" in what for what in told)
+    assert any("cells from h2d" in what or "cells from d2h" in what for what in told)
+    assert gpu.pinned == {}
+
+
+def test_a_load_that_cannot_be_made_leaves_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = probed(FakeGpu(refuses=("decode",)), monkeypatch, only=("gpu", "contention"))
+    assert found.links
+    assert found.contention == ()
+    told = [finding.text for finding in found.findings if finding.code == "gpu-part-not-measured"]
+    assert told == [
+        "gpu0: copies beside decoding: not measured: gpu0: could not prepare a decoding load: CUDA out of memory"
+    ]
+
+
+def test_one_gpu_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = tuple(device(index=index, pci=f"0000:{index + 1:02x}:00.0") for index in range(2))
+    monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=cards))
+    gpus = (FakeGpu(index=0, pci=cards[0].pci, dies_after=0), FakeGpu(index=1, pci=cards[1].pci))
+    monkeypatch.setattr(cuda, "devices", lambda: gpus)
+    small = partial(probe_gpu.measure, buffer_bytes=BUFFER, pin_bytes=2 * BUFFER)
+    monkeypatch.setattr(probe_gpu, "measure", lambda gpu, on, **more: small(gpu, on, **{**more, "seconds": 0.0}))
+    found = probe.measure(ProbeOptions(only=("gpu",), budget_s=1.0))
+    assert {link.source for link in found.links} == {"host", "gpu1"}
+    told = [finding.text for finding in found.findings if finding.code == "gpu-not-measured"]
+    assert told == ["not measured: gpu0: could not copy: CUDA error: unspecified launch failure"]
+    gpus[1].dies_after = 0
+    with pytest.raises(KvplanError, match="gpu0: could not copy"):
+        probe.measure(ProbeOptions(only=("gpu",), budget_s=1.0))
+    assert "gpu-not-measured" in [finding.code for finding in probe.measure(ProbeOptions(budget_s=1.0)).findings]
+
+
+def test_a_sweep_without_time_names_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_run, "_GRACE_S", -1e9)
+    found = measure(FakeGpu())
+    (told,) = [finding.text for finding in found.findings if finding.code == "gpu-part-not-measured"]
+    assert found.links == ()
+    assert told.startswith("gpu0: 16 cells from h2d 4.00 MiB on: not measured: no time left")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "size"), [(None, 256 * MiB), (0.0, 256 * MiB), (100.0, 256 * MiB), (12.0, 64 * MiB), (1.0, 32 * MiB)]
+)
+def test_less_time_takes_a_smaller_buffer(seconds: float | None, size: int) -> None:
+    """Of 54 cells in 12 s each has 0.22 s: filling and comparing 64 MiB some times fits into that."""
+    assert probe_gpu._in_time(256 * MiB, (32 * KiB, 128 * KiB, 2 * MiB), FakeGpu(), seconds) == size
+
+
+def test_a_slow_gpu_gets_a_smaller_load() -> None:
+    gpu = TimedGpu(memory_bytes=64 * GiB, step_s=0.02)
+    assert gpu_extras._load(gpu, 1000.0).step_bytes == 8 * GiB
+    assert gpu_extras._load(gpu, 5.0).step_bytes == 4 * GiB
+    assert gpu_extras._load(gpu, 0.0).step_bytes == 1 * GiB
 
 
 # ---- copies beside decoding
@@ -738,8 +902,12 @@ def test_the_probe_goes_through_to_a_drive(monkeypatch: pytest.MonkeyPatch, tmp_
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UsageError, match="--only pipeline needs a folder"):
         probe.plan_of(ProbeOptions(only=("pipeline",)))
-    with pytest.raises(KvplanError, match="too little to write for a pipeline"):
+    with pytest.raises(KvplanError, match=r"a write budget of 1\.00 MiB is too little for a pipeline"):
         probed(gpu, monkeypatch, **options, write_budget_bytes=MiB)
+    with pytest.raises(KvplanError, match="cannot open the folder"):
+        probed(gpu, monkeypatch, only=("pipeline",), disks=(str(tmp_path / "absent"),))
+    found = probed(gpu, monkeypatch, only=("contention", "pipeline"), disks=(str(tmp_path),), write_budget_bytes=GiB)
+    assert found.pipeline
 
 
 @pytest.mark.gpu

@@ -233,13 +233,12 @@ def test_a_gpu_by_nvml_keeps_what_is_not_told_unknown(gpu_machine: Path, monkeyp
 
 def test_link_state_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = fake_nvml(
-        nvmlClocksThrottleReasonHwThermalSlowdown=0x40,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x41,
         nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=7), SimpleNamespace(pid=8)],
     )
     monkeypatch.setitem(sys.modules, "pynvml", busy)
     monkeypatch.setattr(nvml.importlib.util, "find_spec", lambda name: True)
-    state = nvml.link_state("0000:3b:00.0", own_pid=7)
+    state = nvml.link_state("0000:3b:00.0")
     assert state == nvml.LinkState(generation=5, width=None, throttled=("hot (hardware)",), other_processes=1)
 
 

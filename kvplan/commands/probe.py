@@ -37,6 +37,10 @@ def probe(
     allow_memory: Annotated[
         bool, typer.Option("--allow-memory", help="Measure a folder in memory (tmpfs) too, flagged.")
     ] = False,
+    allow_pageable: Annotated[
+        bool,
+        typer.Option("--allow-pageable", help="Go on where no memory can be page-locked: its copies are flagged."),
+    ] = False,
     merge_files: Annotated[
         list[Path] | None,
         typer.Option("--merge", metavar="FILE", help="Measure nothing: make one of these probes of one host."),
@@ -76,6 +80,7 @@ def probe(
         write_budget_bytes=opt("--write-budget", write_budget, parse_size) or 0,
         granule_bytes=tuple(opt("--granule", text, parse_size) or 0 for text in granule or ()),
         allow_memory=allow_memory,
+        allow_pageable=allow_pageable,
         kv=kv_block(estimate.data) if estimate else None,
         sweep_only=sweep_only,
     )

@@ -37,6 +37,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space. `kv`
     shapes the engines' cells; None takes a typical model. `sweep_only` leaves those and the comparisons out.
     `allow_memory` measures a folder that lies in memory (tmpfs) instead of refusing it; every cell is flagged.
+    `allow_pageable` goes on where no host memory can be page-locked; every cell of that GPU is flagged.
     `model` is what to measure the prefill of, at `prefill_tokens` (none: lengths that double), here or, where `server`
     is the address of an OpenAI-compatible server, on that server.
     """
@@ -50,6 +51,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     kv: KvBlock | None = None
     sweep_only: bool = False
     allow_memory: bool = False
+    allow_pageable: bool = False
     model: ModelConfig | None = None
     server: str | None = None
     prefill_tokens: tuple[int, ...] = ()
@@ -125,8 +127,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
     time ("none", "opposite direction", "decode", …). `preset` names the engine whose way of moving data it is
     ("vllm-disk", "vllm-fs", "lmcache"; "sustained" for a long write; "batch" and "gather" for GPU pieces moved by one
     call or by a kernel), None a plain cell. `flags` say why a planner must not trust the cell ("page-cache",
-    "unproven-direct", "first-write", "pageable", "remote-node", "not-steady", "corrupt", "comparison", …); an empty
-    list is a clean measurement.
+    "unproven-direct", "first-write", "above-memory", "pageable", "remote-node", "not-steady", "corrupt",
+    "comparison", …); an empty list is a clean measurement.
     """
 
     source: str
@@ -180,7 +182,8 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     """One folder's drive: what it is, how much is free, and whether I/O to it was proven to bypass the page cache.
 
     `device` is what the folder is mounted from, `members` the drives below it (several under RAID or LVM).
-    `scratch_bytes` is the size of the file that was measured.
+    `scratch_bytes` is the size of the file that was measured, `memory_copy_bytes_per_s` what this host copies in
+    memory, which a drive is held against to tell it from a cache.
     """
 
     path: str
@@ -195,6 +198,7 @@ class Disk(msgspec.Struct, frozen=True, kw_only=True):
     rated_endurance_bytes: Bytes | None = None
     members: tuple[BlockDevice, ...] = ()
     scratch_bytes: Bytes | None = None
+    memory_copy_bytes_per_s: Rate | None = None
     flags: tuple[str, ...] = ()
 
 

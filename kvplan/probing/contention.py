@@ -19,7 +19,7 @@ from kvplan.probing.cuda import DecodeLoad, Gpu
 from kvplan.probing.gpu_copies import Copies
 
 STEPS = 2000  # enough that the 99th percentile has twenty steps above it
-_FEWEST = 200
+FEWEST = 200
 _TURN = 16  # steps queued between two looks at the clock
 _AHEAD = 2  # turns that may be queued and not yet done
 _WARM = 20
@@ -54,7 +54,7 @@ def measure(
     stepped, copied, wrong = _together(gpu, copies, load, steps, max(1, round(_TURN * step_s / train_s * 2)), until)
     begin, finish = max(stepped.start[0], copied.start[0]), min(stepped.end[-1], copied.end[-1])
     disturbed, loaded = stepped.within(begin, finish), copied.within(begin, finish)
-    enough = len(disturbed.start) >= _FEWEST and len(loaded.start) > 0
+    enough = len(disturbed.start) >= FEWEST and len(loaded.start) > 0
     if not len(disturbed.start) or not len(loaded.start):
         disturbed, loaded = stepped, copied
     times = disturbed.end - disturbed.start
@@ -80,7 +80,7 @@ def measure(
 def _steps(gpu: Gpu, load: DecodeLoad, steps: int, until: float) -> np.ndarray:
     """Seconds of each step, without anything else running."""
     marks = [gpu.mark(load.stream)]
-    while len(marks) <= steps and (len(marks) <= _FEWEST or time.monotonic() < until):
+    while len(marks) <= steps and (len(marks) <= FEWEST or time.monotonic() < until):
         for _ in range(_TURN):
             gpu.step(load)
             marks.append(gpu.mark(load.stream))
@@ -112,7 +112,7 @@ def _together(
     gpu.wait(load.stream)
     stepped, copied = [gpu.mark(load.stream)], [gpu.mark(stream)]
     turns: list[Any] = []
-    while len(stepped) <= steps and (len(stepped) <= _FEWEST or time.monotonic() < until):
+    while len(stepped) <= steps and (len(stepped) <= FEWEST or time.monotonic() < until):
         for _ in range(trains):
             copies.load(1)
             copied.append(gpu.mark(stream))

@@ -16,8 +16,9 @@ from kvplan.probing.pattern import PAGE
 from kvplan.probing.queued_io import QUEUES
 from kvplan.units import KiB, MiB, show_bytes
 
-GRANULES = (128 * KiB, 1 * MiB, 4 * MiB)
-DEPTHS = (1, 4, 16)
+GRANULES = (128 * KiB, 1 * MiB, 2 * MiB, 4 * MiB)
+DEPTHS = (1, 8, 32)
+_AGAIN = (1 * MiB, 8)  # the shape that is read early and late
 COMPARISON = "comparison"
 # Without a model: a block of 16 tokens of a 32-layer GQA model with 8 KV heads of 128 in bfloat16.
 TYPICAL = KvBlock(
@@ -157,7 +158,7 @@ def all_cells(sizes: tuple[int, ...], kv: KvBlock | None, sweep_only: bool) -> l
     pure = [cell for cell in others if not cell.writes]
     meeting = [cell for cell in others if cell.direction in ("both", "mixed")]
     overwriting = [cell for cell in others if cell.direction == "write"]
-    again = replace(next(cell for cell in reads if (cell.granule, cell.depth) == (1 * MiB, 4)), again=True)
+    again = replace(next(cell for cell in reads if (cell.granule, cell.depth) == _AGAIN), again=True)
     sustained = Cell(direction="write", granule=4 * MiB, depth=4, sustained=True, preset="sustained", weight=96 * MiB)
     return [*reads, *pure, *meeting, again, *writes, *overwriting, sustained]
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from kvplan.documents import BlockDevice, Finding, Link
 from kvplan.probing.disk_cells import Cell
-from kvplan.probing.disk_links import link_limit
+from kvplan.probing.disk_links import Bounds
 from kvplan.probing.disk_runner import Outcome
 from kvplan.probing.disk_verdict import Evidence, Verdict
+from kvplan.probing.neighbours import Others
 from kvplan.probing.scratch import Folder
 from kvplan.probing.steadiness import first_and_last_second
 from kvplan.units import show_bytes, show_rate
@@ -18,6 +19,7 @@ from kvplan.units import show_bytes, show_rate
 # A drive or a cloud's limiter that gives a fifth less later than at first is not what it looked like.
 _FELL = 0.8
 _WORN = 0.8
+_MUCH = 0.1  # of the probe's own transfers, by others: enough to bend the figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +36,8 @@ class Facts:
     not_here: Mapping[str, Sequence[Cell]]
     outcomes: Sequence[Outcome]
     links: Sequence[Link]
+    most: Bounds
+    others: Others | None = None
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
@@ -68,10 +72,29 @@ def _doubts(facts: Facts) -> Iterator[Finding]:
     if any("not-steady" in link.flags for link in facts.links if link.preset != "sustained"):
         text = "slowed down while it was measured: a longer run may find it slower still"
         yield Finding(severity="warning", code="disk-not-steady", text=text)
-    limit = link_limit(facts.members)
-    if limit is not None and any("above-link" in link.flags for link in facts.links):
-        text = f"measured above what its PCI Express link carries ({show_rate(limit)}): a cache answered, not the drive"
-        yield Finding(severity="warning", code="disk-above-link", text=text)
+    yield from _too_quick(facts)
+    if facts.others is not None:
+        yield _shared(facts.others)
+
+
+def _too_quick(facts: Facts) -> Iterator[Finding]:
+    """Rates that no drive here can have."""
+    for flag, most, what in (
+        ("above-link", facts.most.link, "what its PCI Express link carries"),
+        ("above-memory", facts.most.memory, "half of what this host copies in memory"),
+    ):
+        if most is not None and any(flag in link.flags for link in facts.links):
+            text = f"measured above {what} ({show_rate(most)}): a cache answered, not the drive"
+            yield Finding(severity="warning", code=f"disk-{flag}", text=text)
+
+
+def _shared(others: Others) -> Finding:
+    moved = f"others read {show_bytes(others.read_bytes)} and wrote {show_bytes(others.written_bytes)} on its drive"
+    text = f"{moved} while it was measured, {others.share:.0%} of what the probe moved"
+    if others.busiest:
+        names = ", ".join(f"{name} {show_bytes(size)}" for name, size in others.busiest)
+        text += f"; on any drive meanwhile: {names}"
+    return Finding(severity="warning" if others.share >= _MUCH else "info", code="disk-shared", text=text)
 
 
 def _falls(facts: Facts) -> Iterator[Finding]:

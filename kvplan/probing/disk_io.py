@@ -18,6 +18,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.probing.interrupts import join_all
 from kvplan.probing.pattern import Buffer, Pattern, Views
 from kvplan.probing.timing import Rates, summarise
 from kvplan.units import GB
@@ -288,7 +289,7 @@ def run_together(
     finally:
         stop.set()
         go.set()
-        _join(workers)
+        join_all(workers)  # the descriptor is closed after this
     for worker in workers:
         if worker.error is not None:
             raise worker.error
@@ -319,22 +320,6 @@ def _wait(
         listen(moved / elapsed)
         if enough is not None and enough(elapsed, moved):
             workers[0].shared.stop.set()
-
-
-def _join(workers: list[_Worker]) -> None:
-    """Wait for every thread that started, whatever a user presses meanwhile: the descriptor is closed after this.
-
-    Raises KeyboardInterrupt in the end where it came while waiting.
-    """
-    interrupted = False
-    for worker in workers:
-        while worker.ident is not None and worker.is_alive():
-            try:
-                worker.join()
-            except KeyboardInterrupt:
-                interrupted = True
-    if interrupted:
-        raise KeyboardInterrupt
 
 
 def _collect_all(crews: list[list[_Worker]], begin: int, cpu: float) -> tuple[Done, ...]:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from kvplan.documents import BlockDevice, Link
 from kvplan.probing.disk_cells import COMPARISON, Cell
 from kvplan.probing.disk_runner import Outcome
+from kvplan.probing.memory_copy import CACHE_SHARE
 from kvplan.units import show_bytes
 
 # Measured rates may exceed a link's nominal one by rounding only; what is above came from a cache.
 _ABOVE = 1.02
 
 
-def link(path: str, outcome: Outcome, *, direct: bool, flags: Sequence[str], members: Sequence[BlockDevice]) -> Link:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Bytes per second that no drive here can exceed: what its PCI Express links carry, and half of what this host
+    copies in memory. None is unknown.
+    """
+
+    link: float | None = None
+    memory: float | None = None
+
+
+def bounds(members: Sequence[BlockDevice], memory_copy: float | None) -> Bounds:
+    """The bounds of a folder on these drives."""
+    return Bounds(link=link_limit(members), memory=None if memory_copy is None else memory_copy * CACHE_SHARE)
+
+
+def link(path: str, outcome: Outcome, *, direct: bool, flags: Sequence[str], most: Bounds) -> Link:
     """One direction of one cell as a link of the folder `path`."""
     cell, done, rates = outcome.cell, outcome.done, outcome.done.rates
     disk = f"disk:{path}"
@@ -35,18 +52,20 @@ def link(path: str, outcome: Outcome, *, direct: bool, flags: Sequence[str], mem
         concurrent="opposite direction" if outcome.beside else "none",
         cpu_s_per_gb=done.cpu_s_per_gb,
         preset=cell.preset,
-        flags=tuple(dict.fromkeys([*flags, *_flags(outcome, members)])),
+        flags=tuple(dict.fromkeys([*flags, *_flags(outcome, most)])),
     )
 
 
-def _flags(outcome: Outcome, members: Sequence[BlockDevice]) -> Iterator[str]:
+def _flags(outcome: Outcome, most: Bounds) -> Iterator[str]:
     if not outcome.done.rates.steady or not outcome.held:
         yield "not-steady"
     if outcome.cell.comparison:
         yield COMPARISON
-    limit = link_limit(members)
-    if limit is not None and outcome.done.rates.p50_bytes_per_s > _ABOVE * limit:
+    rate = outcome.done.rates.p50_bytes_per_s
+    if most.link is not None and rate > _ABOVE * most.link:
         yield "above-link"
+    if most.memory is not None and rate > most.memory:
+        yield "above-memory"
 
 
 def link_limit(members: Sequence[BlockDevice]) -> float | None:

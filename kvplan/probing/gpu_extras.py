@@ -16,9 +16,9 @@ from kvplan.documents import Contention, Pipeline
 from kvplan.errors import KvplanError
 from kvplan.files import reason
 from kvplan.probing import contention, pipeline, scratch
-from kvplan.probing.cuda import Gpu
+from kvplan.probing.cuda import DecodeLoad, Gpu
 from kvplan.probing.gpu_copies import Copies, Lane
-from kvplan.probing.mechanisms import Direction
+from kvplan.probing.mechanisms import Direction, Mechanism
 from kvplan.progress import Progress
 from kvplan.units import GiB, KiB, MiB, show_bytes
 
@@ -28,6 +28,10 @@ PIPE_BYTES = 128 * MiB
 PASSES = 1 + 3 * len(pipeline.SLOTS)
 _LARGE, _SMALL = 1 * MiB, 32 * KiB
 _STEP_BYTES = 8 * GiB  # read by one step of decoding: the weights of a small model
+_LEAST_STEP_BYTES = 1 * GiB  # still many times any GPU's cache
+_TRIED_STEPS = 5
+# Steps that one cell must have time for: alone and disturbed, with some to warm up.
+_STEPS_A_CELL = 2.5 * contention.FEWEST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +52,51 @@ class Rig:
     lanes: Mapping[Direction, Lane]
     base: NDArray[np.uint64]
     random: np.random.Generator
+    mechanisms: tuple[Mechanism, ...] = ("loop",)
 
 
-def beside_decoding(rig: Rig, granules: Sequence[int], seconds: float, progress: Progress) -> tuple[Contention, ...]:
-    """Every mechanism both ways at the smallest size asked for, and large pieces, beside a load like decoding."""
-    load = rig.gpu.decode_load(min(rig.gpu.free_bytes() // 4, _STEP_BYTES))
-    small = min(granules, default=_SMALL)
-    small = -(-small // 8) * 8
-    shapes = [("loop", _LARGE), *((mechanism, small) for mechanism in rig.gpu.mechanisms)]
+def beside_decoding(
+    rig: Rig, granules: Sequence[int], seconds: float, progress: Progress
+) -> tuple[tuple[Contention, ...], dict[str, str]]:
+    """Every mechanism both ways at the smallest size asked for, and large pieces, beside a load like decoding.
+
+    Also what could not be measured, and why.
+    """
+    small = -(-min(granules, default=_SMALL) // 8) * 8
+    shapes = [("loop", _LARGE), *((mechanism, small) for mechanism in rig.mechanisms)]
     todo = [(name, size, way) for name, size in shapes for way in rig.lanes if size <= len(rig.lanes[way].host)]
-    until, found = time.monotonic() + seconds, []
+    until = time.monotonic() + seconds
+    found: list[Contention] = []
+    missing: dict[str, str] = {}
+    try:
+        load = _load(rig.gpu, seconds / max(1, len(todo)))
+    except KvplanError as error:
+        return (), {"copies beside decoding": str(error)}
     for position, (mechanism, size, way) in enumerate(todo):
         progress(f"gpu{rig.index}: {way} {show_bytes(size)} by {mechanism} beside decoding", position / len(todo))
-        copies = Copies(rig.gpu, rig.lanes[way], size, None, rig.base, rig.random, mechanism)
         left = max(0.0, until - time.monotonic()) / (len(todo) - position)
-        found.append(contention.measure(rig.gpu, rig.index, copies, load, mechanism=mechanism, seconds=left))
-    return tuple(found)
+        try:
+            copies = Copies(rig.gpu, rig.lanes[way], size, None, rig.base, rig.random, mechanism)
+            found.append(contention.measure(rig.gpu, rig.index, copies, load, mechanism=mechanism, seconds=left))
+        except KvplanError as error:
+            missing[f"{way} {show_bytes(size)} by {mechanism} beside decoding"] = str(error)
+    return tuple(found), missing
+
+
+def _load(gpu: Gpu, seconds: float) -> DecodeLoad:
+    """A load whose steps read much memory, but less where a slow GPU could not do enough of them in a cell's time."""
+    size = min(gpu.free_bytes() // 4, _STEP_BYTES)
+    load = gpu.decode_load(size)
+    gpu.step(load)
+    start = gpu.mark(load.stream)
+    for _ in range(_TRIED_STEPS):
+        gpu.step(load)
+    step_s = gpu.seconds(start, gpu.mark(load.stream)) / _TRIED_STEPS
+    most = seconds / _STEPS_A_CELL
+    if step_s <= most or size <= _LEAST_STEP_BYTES:
+        return load
+    del load  # its memory, before as much is asked for again
+    return gpu.decode_load(max(_LEAST_STEP_BYTES, int(size * most / step_s)))
 
 
 def through_drive(rig: Rig, folder: Path, pass_bytes: int, progress: Progress) -> tuple[tuple[Pipeline, ...], int]:

@@ -5,12 +5,28 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from kvplan.progress import Progress
+
+
+def join_all(threads: Iterable[threading.Thread]) -> None:
+    """Wait for every thread that was started, whatever a user presses meanwhile.
+
+    Raises KeyboardInterrupt in the end where it came while waiting.
+    """
+    interrupted = False
+    for thread in threads:
+        while thread.ident is not None and thread.is_alive():
+            try:
+                thread.join()
+            except KeyboardInterrupt:
+                interrupted = True
+    if interrupted:
+        raise KeyboardInterrupt
 
 
 @contextmanager

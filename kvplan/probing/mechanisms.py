@@ -53,36 +53,93 @@ class _Attributes(ctypes.Structure):
     )
 
 
+_POINTER, _SIZE = ctypes.c_uint64, ctypes.c_size_t
+# The functions of <cuda.h> that are called here, with their arguments; all answer a CUresult. The batched copy has two
+# signatures: that of CUDA 12.8 also tells which copy failed, that of CUDA 13 (_v2) does not.
+_BATCH = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, _SIZE, ctypes.c_void_p, ctypes.c_void_p, _SIZE)
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "cuMemcpyHtoDAsync_v2": (_POINTER, ctypes.c_void_p, _SIZE, ctypes.c_void_p),
+    "cuMemcpyDtoHAsync_v2": (ctypes.c_void_p, _POINTER, _SIZE, ctypes.c_void_p),
+    "cuMemcpyBatchAsync_v2": (*_BATCH, ctypes.c_void_p),
+    "cuMemcpyBatchAsync": (*_BATCH, ctypes.c_void_p, ctypes.c_void_p),
+    "cuMemHostGetDevicePointer_v2": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
+    "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
+}
+
+
 class Driver:
-    """The driver's batched copy, by whichever of its two signatures the driver has; None of them in an old driver."""
+    """The CUDA driver's functions that torch has no name for. Calls raise KvplanError with what the driver said."""
 
     def __init__(self, library: Any) -> None:
-        self._new = getattr(library, "cuMemcpyBatchAsync_v2", None)
-        self._old = getattr(library, "cuMemcpyBatchAsync", None)
+        self._functions = {name: function for name in _FUNCTIONS if (function := getattr(library, name, None))}
+        for name, function in self._functions.items():
+            function.argtypes, function.restype = _FUNCTIONS[name], ctypes.c_int
+        self._one = {"h2d": self._functions.get("cuMemcpyHtoDAsync_v2")}
+        self._one["d2h"] = self._functions.get("cuMemcpyDtoHAsync_v2")
 
     @property
-    def can(self) -> bool:
+    def batches(self) -> bool:
         """Whether there is a batched copy."""
-        return self._new is not None or self._old is not None
+        return "cuMemcpyBatchAsync_v2" in self._functions or "cuMemcpyBatchAsync" in self._functions
 
-    def copy(self, targets: Any, sources: Any, sizes: Any, stream: int) -> int:
-        """Queue copies given as ctypes arrays of pointers and sizes; the driver's status."""
-        attributes, first = _Attributes(order=_STREAM_ORDER), ctypes.c_size_t(0)
-        head = (targets, sources, sizes, ctypes.c_size_t(len(sizes)), ctypes.byref(attributes), ctypes.byref(first))
-        if self._new is not None:
-            return int(self._new(*head, ctypes.c_size_t(1), ctypes.c_void_p(stream)))
-        failed = ctypes.c_size_t(0)
-        assert self._old is not None  # else it cannot copy batches at all
-        return int(self._old(*head, ctypes.c_size_t(1), ctypes.byref(failed), ctypes.c_void_p(stream)))
+    @property
+    def singles(self) -> bool:
+        """Whether there are single copies."""
+        return None not in self._one.values()
+
+    def single(self, direction: Direction) -> Any:
+        """The function that queues one copy: target, source, size, stream to a status."""
+        return self._one[direction]
+
+    def batch(self, targets: Any, sources: Any, sizes: Any, stream: int) -> None:
+        """Queue copies given as ctypes arrays of pointers and sizes. The stream may not be the default one."""
+        attributes, first = _Attributes(order=_STREAM_ORDER), _SIZE(0)
+        head = (targets, sources, sizes, len(sizes), ctypes.byref(attributes), ctypes.byref(first), 1)
+        newest = self._functions.get("cuMemcpyBatchAsync_v2")
+        if newest is not None:
+            self.check("cuMemcpyBatchAsync", newest(*head, stream))
+            return
+        failed = _SIZE(0)
+        self.check("cuMemcpyBatchAsync", self._functions["cuMemcpyBatchAsync"](*head, ctypes.byref(failed), stream))
+
+    def device_pointer(self, host: int) -> int:
+        """The address by which the GPU reaches page-locked host memory: mostly the same, but not on every system."""
+        found = _POINTER(0)
+        ask = self._functions.get("cuMemHostGetDevicePointer_v2")
+        if ask is None:
+            raise KvplanError("cuMemHostGetDevicePointer: not in this driver")
+        self.check("cuMemHostGetDevicePointer", ask(ctypes.byref(found), host, 0))
+        return int(found.value)
+
+    def check(self, what: str, status: int) -> None:
+        """Raise KvplanError for any status but success."""
+        if status:
+            name, ask = ctypes.c_char_p(), self._functions.get("cuGetErrorName")
+            if ask is not None and ask(status, ctypes.byref(name)) == 0 and name.value:
+                raise KvplanError(f"{what}: {name.value.decode()}")
+            raise KvplanError(f"{what}: CUDA error {status}")
 
 
 def driver() -> Driver | None:
-    """The CUDA driver's library where it is there and can copy batches."""
+    """The CUDA driver's library where it is there."""
     try:
-        found = Driver(ctypes.CDLL("libcuda.so.1"))
+        return Driver(ctypes.CDLL("libcuda.so.1"))
     except OSError:
         return None
-    return found if found.can else None
+
+
+class Single:
+    """One asynchronous copy, by the call that engines make in a loop, with next to nothing of Python around it."""
+
+    def __init__(self, driver: Driver, direction: Direction, target: Any, source: Any) -> None:
+        self._keep = target, source  # what the pointers point into must live as long as this
+        self._driver, self._copy = driver, driver.single(direction)
+        self._what = (target.data_ptr(), source.data_ptr(), len(target))
+
+    def submit(self, stream: Any) -> None:
+        status = self._copy(*self._what, stream.cuda_stream)
+        if status:
+            self._driver.check("cuMemcpyAsync", status)
 
 
 class Batch:
@@ -90,7 +147,7 @@ class Batch:
 
     def __init__(self, driver: Driver, pairs: Sequence[tuple[Any, Any]]) -> None:
         count = len(pairs)
-        pointers, sizes = ctypes.c_uint64 * count, ctypes.c_size_t * count
+        pointers, sizes = _POINTER * count, _SIZE * count
         self._driver = driver
         self._pairs = pairs  # what the pointers point into must live as long as this
         self._targets = pointers(*(target.data_ptr() for target, _ in pairs))
@@ -98,9 +155,7 @@ class Batch:
         self._sizes = sizes(*(len(target) for target, _ in pairs))
 
     def submit(self, stream: Any) -> None:
-        status = self._driver.copy(self._targets, self._sources, self._sizes, int(stream.cuda_stream))
-        if status:
-            raise KvplanError(f"cuMemcpyBatchAsync: CUDA error {status}")
+        self._driver.batch(self._targets, self._sources, self._sizes, stream.cuda_stream)
 
 
 class Gather:
@@ -124,9 +179,16 @@ class _Mapped:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
-def mapped(torch: Any, host: Any, device: Any) -> Any:
-    """A device tensor over page-locked host memory, which the device reads and writes across the link."""
-    return torch.as_tensor(_Mapped(host.ctypes.data, len(host)), device=device)
+def mapped(torch: Any, driver: Driver, host: Any, device: Any) -> Any:
+    """A device tensor over page-locked host memory, which the device reads and writes across the link.
+
+    Raises KvplanError where the device does not reach it, or torch would make a copy of it.
+    """
+    address = driver.device_pointer(host.ctypes.data)
+    found = torch.as_tensor(_Mapped(address, len(host)), device=device)
+    if found.data_ptr() != address or found.device != device:
+        raise KvplanError(f"torch takes page-locked host memory for {found.device}'s own and copies it")
+    return found
 
 
 def pairs_of(direction: Direction, host: Any, memory: Any, granule: int) -> list[tuple[Any, Any]]:

@@ -6,7 +6,7 @@ Any single question may be refused (virtual GPUs, containers, older drivers), so
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,13 +30,8 @@ class LinkState:
     confidential: bool | None = None
 
 
-# Reasons that lower clocks against the user's wish; being idle or capped by an application setting is not one.
-_THROTTLES = {
-    "nvmlClocksThrottleReasonHwSlowdown": "hardware slowdown",
-    "nvmlClocksThrottleReasonSwThermalSlowdown": "hot",
-    "nvmlClocksThrottleReasonHwThermalSlowdown": "hot (hardware)",
-    "nvmlClocksThrottleReasonHwPowerBrakeSlowdown": "power brake",
-}
+# Reasons that lower clocks against the user's wish, by their bit; being idle or capped by a setting is not one.
+_THROTTLES = {0x08: "hardware slowdown", 0x20: "hot", 0x40: "hot (hardware)", 0x80: "power brake"}
 
 
 @contextmanager
@@ -119,20 +114,34 @@ def _confidential(nvml: Any) -> bool | None:
     return None if feature is None else bool(feature)
 
 
-def link_state(pci: str, own_pid: int) -> LinkState:
+def _throttles(nvml: Any, handle: Any) -> int:
+    """The reasons now, under the newer of the two names of the question."""
+    found = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons", handle)
+    return (found if found is not None else _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)) or 0
+
+
+def _others(processes: Sequence[Any] | None) -> int | None:
+    """Processes on the GPU besides this one, which is one of them; None where the driver does not even show that.
+
+    Counted, not compared by number: in a container the driver gives the numbers that processes have outside of it.
+    """
+    return len(processes) - 1 if processes else None
+
+
+def link_state(pci: str) -> LinkState:
     """The link to the GPU at a PCI address, now. Everything is unknown where the driver cannot be asked."""
     try:
         with session() as nvml:
             handle = _ask(nvml, "nvmlDeviceGetHandleByPciBusId", pci.encode())
             if handle is None:
                 return LinkState()
-            reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+            reasons = _throttles(nvml, handle)
             processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
             return LinkState(
                 generation=_ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
                 width=_ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
-                throttled=tuple(text for name, text in _THROTTLES.items() if reasons & getattr(nvml, name, 0)),
-                other_processes=None if processes is None else sum(item.pid != own_pid for item in processes),
+                throttled=tuple(text for bit, text in _THROTTLES.items() if reasons & bit),
+                other_processes=_others(processes),
                 mig=_mig(nvml, handle),
                 confidential=_confidential(nvml),
             )
