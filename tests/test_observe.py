@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import samples
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.documents import Observation, TierHits, TierTransfer
@@ -70,6 +70,7 @@ _values = st.floats(allow_nan=False) | st.sampled_from([0.0, 1e300, -0.5])
 _texts = st.text(st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from('\\"\n{}#,= '), max_size=12)
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(_names, st.dictionaries(_names.filter(lambda n: ":" not in n), _texts, max_size=3), _values)))
 def test_what_is_written_as_the_format_says_is_read_back(samples_: list[tuple[str, dict[str, str], float]]) -> None:
     lines, expected = [], {}
@@ -84,6 +85,7 @@ def test_what_is_written_as_the_format_says_is_read_back(samples_: list[tuple[st
     assert not page.cut
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.integers(min_value=1, max_value=5000))
 def test_a_page_cut_anywhere_is_read_up_to_its_last_whole_line(length: int) -> None:
     text = (PAGES / "vllm_tiers_after.txt").read_text()
@@ -127,6 +129,7 @@ def test_openmetrics_exemplars_and_times() -> None:
 # ------------------------------------------------------------------------------------------------ increases
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0, 1e6).map(round), min_size=1, max_size=12), st.sets(st.integers(1, 11)))
 def test_a_counter_that_restarts_loses_nothing_that_a_page_saw(steps: list[int], restarts: set[int]) -> None:
     """A counter played forward: what it gained between pages is what was added, with what a restart threw away gone."""
@@ -172,6 +175,7 @@ def test_every_prefix_belongs_to_one_system() -> None:
 # ------------------------------------------------------------------------------------------------ quantiles
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.floats(0.001, 20), min_size=1, max_size=200), st.sampled_from([0.1, 0.5, 0.9, 0.99]))
 def test_a_quantile_lies_in_the_bucket_that_the_true_one_lies_in(values: list[float], q: float) -> None:
     limits = (0.01, 0.1, 1.0, 5.0, math.inf)
@@ -383,6 +387,7 @@ def test_a_queue_of_stores_that_only_grows_and_one_that_is_worked_off() -> None:
     assert codes(growing(0, 4, stored=(0, 0))) == []  # two pages are no trend
 
 
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 50), min_size=3, max_size=10))
 def test_a_queue_that_ends_no_higher_than_it_began_never_counts_as_growing(queue: list[int]) -> None:
     if queue[-1] <= queue[0]:

@@ -77,6 +77,10 @@ def query(
             f"{where}: no metrics of a serving system match {selector} in the last {show_duration(seconds)}"
         )
     recording = _recorded(matrix, where, selector)
+    if recording.rounds < 2:
+        raise KvplanError(
+            f"{where}: {selector} has one point in the last {show_duration(seconds)}: ask for a longer --for"
+        )
     return Taken(recording, notes=[f"{where}: {warning}" for warning in warnings])
 
 
