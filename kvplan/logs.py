@@ -1,7 +1,7 @@
 """Any known request log to one table of requests with block ids: ordered by time, ids dense and proven to chain.
 
-What a file says in its own way is read by kvplan/formats. Nothing but counts, times and dense ids leaves this stage: no
-text, no token, no hash (a tenant's name does, where the user asks for tenants).
+What a file says in its own way is read by kvplan/formats. Nothing but counts, times and numbers that tell what is equal
+leaves this stage: no text, no token, no hash (a tenant's name does, where the user asks for tenants).
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.documents import Finding, LogSource, Requests
+from kvplan.documents import Finding, LogSource, Requests, Texts
 from kvplan.errors import KvplanError, UsageError
 from kvplan.formats import FAMILIES, Family, anonymous, checks, delimited, parquet
 from kvplan.formats.ids import Ids, chain, dense, first_unchained, two_sizes
 from kvplan.formats.lines import Lines
+from kvplan.formats.parts import numbered
 from kvplan.formats.rows import Options, Rows, joined, malformed
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_percent
@@ -162,12 +163,13 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
     if order is not None:
         rows = rows.take(order)
     offsets = rows.offsets
-    ids, unique = dense(rows.keys)
+    ids, unique, texts = _numbered_blocks(rows)
     broken = first_unchained(ids, offsets, unique)
     if broken is not None:
         row = int(np.searchsorted(offsets, broken, side="right")) - 1
         findings.append(_unchained(_where(files, row if order is None else int(order[row]))))
         ids, unique = chain(ids, offsets)
+        texts = None
     findings += _sizes(files, order, ids, offsets, rows, unique)
     findings += checks.repeats(rows, ids, offsets)
     if (late := checks.leap(rows.time_s)) is not None:
@@ -190,7 +192,19 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
         sources=tuple(_source(file) for file in files),
         hashed=rows.hashed,
         findings=tuple(findings),
+        texts=texts,
     )
+
+
+def _numbered_blocks(rows: Rows) -> tuple[Ids, int, Texts | None]:
+    """Dense block ids, how many there are, and what prompts of text are made of; answers' blocks are numbered last."""
+    if not rows.texts:
+        ids, unique = dense(rows.keys)
+        return ids, unique, None
+    answers = np.frombuffer(b"".join(row.answer_keys for row in rows.texts), np.int64)
+    ids, _ = dense(np.concatenate((rows.keys, answers)))
+    blocks = ids[: rows.keys.size]
+    return blocks, int(blocks.max(initial=-1)) + 1, numbered(rows.texts, ids[rows.keys.size :])
 
 
 def _source(file: _File) -> LogSource:

@@ -247,6 +247,7 @@ def _what_ifs(
     references = reuse.references(requests)
     whole = int(requests.input_tokens.sum())
     hits = int(reuse.run_tokens(runs, requests).sum())
+    rendered = whatif.decoded_hit_tokens(requests)
     more = whatif.decoded_hit_blocks(runs, requests) * requests.block_tokens if requests.output_tokens.any() else None
     return {
         "isolation": whatif.isolation(runs, requests, some),
@@ -257,6 +258,7 @@ def _what_ifs(
         "granularities": whatif.granularities(runs, requests),
         "prompt_end_hit_ratio": _ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
         "decoded_ceiling_hit_ratio": None if more is None else _ratio(hits + more, whole),
+        "decoded_hit_ratio": None if rendered is None else _ratio(rendered, whole),
         "replicas": whatif.replicas(requests, replicas, some) if replicas is not None else (),
         "tiers": whatif.tiers(runs, requests, tiers) if tiers else (),
     }

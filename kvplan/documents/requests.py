@@ -17,6 +17,38 @@ if TYPE_CHECKING:  # NumPy costs a tenth of a second that the readers of finishe
     FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 
+# What a prompt of text is made of; `Texts.kind` counts places in this tuple.
+# A reasoned part is an answer together with its reasoning, a model part the model with what else keeps caches apart.
+PARTS = ("model", "template", "tools", "system", "user", "assistant", "tool", "reasoned")
+
+
+class Texts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What the prompts of a log of text are made of, as numbers: equal numbers are equal texts, and say nothing else.
+
+    Parts `offsets[r]` to `offsets[r + 1]` are those of request r in the order of its prompt: its model, the switches of
+    its chat template, its tools, its messages. `exact` numbers a part's text, `near` its text without dates and times,
+    an order of tools or of keys, or an answer's reasoning, `loose` also without numbers and ids. `head_tokens` is how
+    many tokens stand before the first message that is not the system's, -1 unknown.
+
+    `answer_exact` and `answer_near` are the numbers of the request's own answer, as a later prompt that repeats it has
+    them; -1 where the log keeps none. Its blocks `answer_blocks[answer_offsets[r]:answer_offsets[r + 1]]` are the full
+    ones of prompt and answer together from the first that the answer fills; ids that no prompt has count on from those
+    of the prompts. `answer_told` says that they are from the ids that were decoded, not from the answer's text.
+    """
+
+    offsets: IntArray
+    kind: IntArray
+    exact: IntArray
+    near: IntArray
+    loose: IntArray
+    head_tokens: IntArray
+    answer_exact: IntArray
+    answer_near: IntArray
+    answer_offsets: IntArray
+    answer_blocks: IntArray
+    answer_told: IntArray
+
+
 class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     """A request log as one table, ordered by arrival; never saved, so it holds NumPy arrays.
 
@@ -26,7 +58,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     `output_tokens` is 0 and `duration_s` NaN where the log does not say; `time_s` is NaN for every request where the
     log has no time stamps (the order is then the file's). `tenant` and `session` index `tenants` and count from 0;
     -1 means the log names none. Where `hashed` is false the log has lengths only: there are no blocks, `block_tokens`
-    is 1, and what it reuses is not known, which is not zero.
+    is 1, and what it reuses is not known, which is not zero. `texts` is None where the log holds no text.
     """
 
     block_tokens: int
@@ -42,3 +74,4 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     sources: tuple[LogSource, ...]
     findings: tuple[Finding, ...] = ()
     hashed: bool = True
+    texts: Texts | None = None

@@ -114,7 +114,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Drift(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that ought to share a prefix and diverge: where, why, and what it costs.
 
-    `lost_tokens` is what an infinite cache would hit more if they did not diverge there.
+    `kind` is the class (docs/workload.md lists them), `position_tokens` the median place to a block, `requests` those
+    that diverge. `lost_tokens` is what an infinite cache would hit more if they did not, `gain_ratio` the same over the
+    log's input tokens. `variants` counts the log's requests by which of the differing texts they have, the most used
+    first, at most 20; empty where that is not known or lies in no head.
     """
 
     kind: str
@@ -122,6 +125,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
     requests: Count
     lost_tokens: Tokens
     fix: str
+    gain_ratio: Ratio | None = None
+    variants: tuple[Count, ...] = ()
 
 
 class Hits(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,7 +308,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     `cold` counts every request from an empty cache, `warm` (and `warm_curve`) only the later ones while the earlier
     warm the cache. `without_one_off` is LRU that does not store the blocks that are never used again.
     `prompt_end_hit_ratio` is the ceiling where a model's state is kept only at the ends of prompts,
-    `decoded_ceiling_hit_ratio` an upper bound of the ceiling where decoded blocks are cached too.
+    `decoded_ceiling_hit_ratio` an upper bound of the ceiling where decoded blocks are cached too, and
+    `decoded_hit_ratio` that ceiling as later prompts really render the answers in the log (None: it holds none).
     """
 
     sources: tuple[LogSource, ...]
@@ -346,6 +352,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     granularities: tuple[Granularity, ...] = ()
     prompt_end_hit_ratio: Ratio | None = None
     decoded_ceiling_hit_ratio: Ratio | None = None
+    decoded_hit_ratio: Ratio | None = None
     replicas: tuple[Replicas, ...] = ()
     tiers: tuple[Tier, ...] = ()
     compared: Comparison | None = None

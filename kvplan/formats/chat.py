@@ -13,6 +13,7 @@ import msgspec
 
 from kvplan.formats import fields
 from kvplan.formats.lines import Lines
+from kvplan.formats.parts import Reply, reply_of
 from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 from kvplan.formats.texts import Prompt, TextLog
@@ -84,9 +85,10 @@ def _each(prompt: object) -> list[Any]:
     return prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
 
 
-def _reply(row: object) -> str | None:
-    """The text of the answer where the log keeps it: its tokens are counted if the log does not."""
+def _reply(row: object) -> Reply | None:
+    """The answer where the log keeps it: its tokens are counted if the log does not."""
     _, choices = fields.found(row, ["choices"])
     first = choices[0] if isinstance(choices, list) and choices else None
-    text = field_at(first, ("message", "content")) or field_at(first, ("text",))
-    return text if isinstance(text, str) else None
+    ids = field_at(first, ("token_ids",))
+    text = field_at(first, ("text",))
+    return reply_of({"content": text} if isinstance(text, str) else field_at(first, ("message",)), ids)

@@ -8,6 +8,7 @@ import msgspec
 
 from kvplan.formats import fields
 from kvplan.formats.lines import Lines
+from kvplan.formats.parts import Reply, reply_of
 from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 from kvplan.formats.texts import LogOfEither, Prompt
@@ -47,7 +48,7 @@ def _prompt(number: int, row: Any, start: fields.Clock, end: fields.Clock, tenan
         raise ValueError("ends before it starts")
     return Prompt(
         line=number,
-        work=Work(body=_body(row), seed=(model,)),
+        work=Work(body=_body(row), seed=(model,), reply=_reply(row)),
         model=model,
         time_s=time_s,
         output_tokens=fields.count(row, ("completion_tokens",)),
@@ -70,4 +71,16 @@ def _body(row: dict[str, Any]) -> dict[str, Any]:
         return {}
     parameters = row.get("model_parameters")
     tools = parameters.get("tools") if isinstance(parameters, dict) else None
-    return {"messages": messages, "tools": tools}
+    switches = {
+        key: parameters[key]
+        for key in ("chat_template_kwargs", "reasoning_effort")
+        if isinstance(parameters, dict) and parameters.get(key) is not None
+    }
+    return {"messages": messages, "tools": tools, **switches}
+
+
+def _reply(row: dict[str, Any]) -> Reply | None:
+    """The answer, where the payload holds it."""
+    choices = field_at(row.get("response"), ("choices",))
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return reply_of(field_at(first, ("message",)), field_at(first, ("token_ids",)))

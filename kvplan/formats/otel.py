@@ -13,6 +13,7 @@ import msgspec
 from kvplan.documents import Finding
 from kvplan.formats import fields
 from kvplan.formats.lines import Lines
+from kvplan.formats.parts import Reply, reply_of
 from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, label, malformed
 from kvplan.formats.texts import LogOfEither, Prompt
@@ -111,7 +112,7 @@ def _prompt(
     model = label(attributes.get("gen_ai.request.model"), "gen_ai.request.model") or ""
     return Prompt(
         line=number,
-        work=Work(body=_body(attributes), seed=(model,)),
+        work=Work(body=_body(attributes), seed=(model,), reply=_reply(attributes)),
         model=model,
         time_s=start_s,
         output_tokens=_count(attributes, "gen_ai.usage.output_tokens"),
@@ -140,6 +141,18 @@ def _body(attributes: dict[str, Any]) -> dict[str, Any]:
     return {"messages": [*first, *map(_message, messages)], "tools": tools}
 
 
+def _reply(attributes: dict[str, Any]) -> Reply | None:
+    """The answer, where the span holds its messages."""
+    messages = _json(attributes.get("gen_ai.output.messages"), "gen_ai.output.messages")
+    if not isinstance(messages, list) or not messages:
+        return None
+    message = _message(messages[0])
+    content = message.get("content")
+    if isinstance(content, list):
+        message["content"] = "\n".join(content) if all(isinstance(part, str) for part in content) else None
+    return reply_of(message)
+
+
 def _json(value: object, name: str) -> Any:
     if not isinstance(value, str):
         return value
@@ -163,6 +176,7 @@ def _parts(parts: object) -> dict[str, Any]:
         return {"content": parts}
     content: list[Any] = []
     calls = []
+    thoughts = []
     for part in parts if isinstance(parts, list) else [None]:
         if not isinstance(part, dict):
             raise ValueError("a part of a message is no object")
@@ -172,8 +186,11 @@ def _parts(parts: object) -> dict[str, Any]:
         elif part.get("type") == "tool_call_response":
             result = part.get("response", part.get("result"))
             content.append(result if isinstance(result, str) else msgspec.json.encode(result).decode())
+        elif part.get("type") == "reasoning" and isinstance(part.get("content"), str):
+            thoughts.append(part["content"])
         elif isinstance(part.get("content"), str):
             content.append(part["content"])
         else:
             content.append(part)
-    return {"content": content, **({"tool_calls": calls} if calls else {})}
+    thought = {"reasoning_content": "\n".join(thoughts)} if thoughts else {}
+    return {"content": content, **thought, **({"tool_calls": calls} if calls else {})}

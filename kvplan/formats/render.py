@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import KvplanError
+from kvplan.formats.parts import Reply, parts_of, placed
 
 Tokens: TypeAlias = NDArray[np.uint32]
 
@@ -30,17 +32,35 @@ class Work:
 
     body: dict[str, Any]
     seed: tuple[str, ...]
-    reply: str | None = None
+    reply: Reply | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A prompt in tokens and block keys (64-bit, one after another), and its answer in tokens where that was logged."""
+    """A prompt in tokens and block keys (64-bit, one after another), and its answer in tokens where that was logged.
+
+    `parts` are those of a chat prompt (parts.PART, in bytes) and `head_tokens` the tokens before its first message that
+    is not the system's, -1 unknown. `answer_keys` are those of the full blocks of prompt and answer together, from the
+    first that the answer fills.
+    """
 
     tokens: int
     keys: bytes
     reply_tokens: int | None
     images: int
+    parts: bytes = b""
+    head_tokens: int = -1
+    answer_keys: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Chat:
+    """A chat request on its way: its text, its parts, and where its head ends in the text."""
+
+    text: str
+    parts: bytes
+    head_end: int
+    messages: list[dict[str, Any]]
 
 
 class Renderer:
@@ -68,30 +88,70 @@ class Renderer:
     def done(self, works: Sequence[Work], block_tokens: int) -> list[Done | str]:
         """Each request rendered, counted and hashed, or what is wrong with it."""
         results: list[Done | str] = []
-        prompts: list[tuple[int, str]] = []
+        chats: dict[int, _Chat] = {}
         tokens: dict[int, Tokens] = {}
+        heads: dict[int, int] = {}
         images = [0] * len(works)
         for i, work in enumerate(works):
             results.append("")
             try:
                 if "messages" in work.body:
                     messages, images[i] = plain_messages(work.body)
-                    prompts.append((i, self._rendered(messages, work.body)))
+                    chats[i] = self._chat(messages, work)
                 else:
                     tokens[i] = self._prompt(work.body.get("prompt"))
             except ValueError as error:
                 results[i] = str(error)
-        for (i, _), ids in zip(prompts, self._encoded([text for _, text in prompts], False), strict=True):
-            tokens[i] = ids
-        replies = {i: work.reply for i, work in enumerate(works) if work.reply is not None and i in tokens}
-        counts = dict(zip(replies, map(len, self._encoded(list(replies.values()), False)), strict=True))
+        encodings = self._encodings([chat.text for chat in chats.values()], False)
+        for (i, chat), (ids, place) in zip(chats.items(), encodings, strict=True):
+            tokens[i], heads[i] = ids, place(chat.head_end)
+        answers = self._answers({i: work for i, work in enumerate(works) if i in tokens and work.reply}, chats)
         for i, ids in tokens.items():
             if self._doubled_start(ids):
                 results[i] = "the prompt starts with two beginning-of-sequence tokens"
                 continue
-            keys = block_keys(ids, block_tokens, works[i].seed)
-            results[i] = Done(tokens=ids.size, keys=keys.tobytes(), reply_tokens=counts.get(i), images=images[i])
+            reply, answer = works[i].reply, answers.get(i)
+            known = answer is not None and reply is not None and reply.whole
+            keys, more = chained(ids, answer if known and answer is not None else ids[:0], block_tokens, works[i].seed)
+            results[i] = Done(
+                tokens=ids.size,
+                keys=keys,
+                reply_tokens=None if answer is None else answer.size,
+                images=images[i],
+                parts=chats[i].parts if i in chats else b"",
+                head_tokens=heads.get(i, -1),
+                answer_keys=more,
+            )
         return results
+
+    def _chat(self, messages: list[dict[str, Any]], work: Work) -> _Chat:
+        text = self._rendered(messages, work.body)
+        tools_first, head_end = placed(text, messages, work.body.get("tools"))
+        parts = parts_of(messages, work.body, work.seed, tools_first)
+        return _Chat(text=text, parts=parts, head_end=head_end, messages=messages)
+
+    def _answers(self, works: dict[int, Work], chats: dict[int, _Chat]) -> dict[int, Tokens]:
+        """The tokens of the answers: as they were decoded where the log has their ids, else of their text."""
+        texts, found = {}, {}
+        for i, work in works.items():
+            reply = work.reply
+            if reply is not None and reply.ids is not None:
+                found[i] = np.array(reply.ids, np.uint32)
+            elif reply is not None:
+                texts[i] = (
+                    self._thought(reply, work.body, chats[i]) if reply.reasoning and i in chats else reply.content
+                )
+        return found | dict(zip(texts, self._encoded(list(texts.values()), False), strict=True))
+
+    def _thought(self, reply: Reply, body: dict[str, Any], chat: _Chat) -> str:
+        """What follows the prompt where the template shows an answer's reasoning; else its reasoning and its text."""
+        try:
+            text = self._rendered([*chat.messages, reply.message()], {**body, "add_generation_prompt": False})
+        except ValueError:
+            text = ""
+        if text.startswith(chat.text) and reply.reasoning.strip() in text[len(chat.text) :]:
+            return text[len(chat.text) :]
+        return reply.reasoning + reply.content
 
     def _rendered(self, messages: list[dict[str, Any]], body: dict[str, Any]) -> str:
         """The prompt of one chat request, whole. Raises ValueError for a request that the template cannot take."""
@@ -99,9 +159,11 @@ class Renderer:
         if options is not None and not isinstance(options, dict):
             raise ValueError("'chat_template_kwargs' is no object")
         generation = body.get("add_generation_prompt")
+        effort = body.get("reasoning_effort")
         arguments = {
             "tools": body.get("tools") or None,
             "add_generation_prompt": True if generation is None else bool(generation),
+            **({"reasoning_effort": effort} if effort is not None else {}),
             **(options or {}),
             "tokenize": False,
         }
@@ -121,6 +183,10 @@ class Renderer:
 
     def _encoded(self, texts: list[str], special: bool) -> list[Tokens]:
         """The tokens of texts. A template has already placed every special token of a rendered prompt."""
+        return [ids for ids, _ in self._encodings(texts, special)]
+
+    def _encodings(self, texts: list[str], special: bool) -> list[tuple[Tokens, Callable[[int], int]]]:
+        """The tokens of each text, and how many of them stand before a character of it (-1: not known)."""
         if not texts:
             return []
         encoded = self._tokenizer(
@@ -130,12 +196,22 @@ class Renderer:
             return_token_type_ids=False,
             verbose=False,
         )
-        return [np.array(ids, np.uint32) for ids in encoded["input_ids"]]
+        fast = encoded.encodings or [None] * len(texts)
+        ids = [np.array(ids, np.uint32) for ids in encoded["input_ids"]]
+        return [(one, partial(_tokens_before, encoding)) for one, encoding in zip(ids, fast, strict=True)]
 
     def _doubled_start(self, tokens: Tokens) -> bool:
         """Whether a prompt starts with two beginning-of-sequence tokens, which no model was trained on."""
         start = self._tokenizer.bos_token_id
         return start is not None and tokens.size > 1 and bool((tokens[:2] == start).all())
+
+
+def _tokens_before(encoding: Any, character: int) -> int:
+    """How many tokens stand before a character; -1 where a slow tokenizer does not say."""
+    if encoding is None or character < 0:
+        return -1
+    token = encoding.char_to_token(character)
+    return -1 if token is None else int(token)
 
 
 class Approximation:
@@ -156,26 +232,45 @@ class Approximation:
         return [self._one(work, block_tokens) for work in works]
 
     def _one(self, work: Work, block_tokens: int) -> Done | str:
-        images = 0
+        images, parts, head = 0, b"", -1
         try:
             if "messages" in work.body:
                 messages, images = plain_messages(work.body)
+                lines = [b"\n" + msgspec.json.encode(message) for message in messages]
                 tools = msgspec.json.encode(work.body.get("tools") or [])
-                text = tools + b"".join(b"\n" + msgspec.json.encode(message) for message in messages)
+                text = tools + b"".join(lines)
+                parts = parts_of(messages, work.body, work.seed, tools_first=True)
+                first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(lines))
+                head = int((len(tools) + sum(map(len, lines[:first]))) // self._bytes)
             elif isinstance(prompt := work.body.get("prompt"), str):
                 text = prompt.encode("utf-8", "surrogatepass")
             else:
                 ids = token_ids(prompt)
-                keys = block_keys(ids, block_tokens, work.seed)
-                return Done(tokens=ids.size, keys=keys.tobytes(), reply_tokens=None, images=0)
+                keys, _ = chained(ids, ids[:0], block_tokens, work.seed)
+                return Done(tokens=ids.size, keys=keys, reply_tokens=None, images=0)
         except ValueError as error:
             return str(error)
-        keys = block_keys(np.frombuffer(text, np.uint8), max(1, round(block_tokens * self._bytes)), work.seed)
+        data = np.frombuffer(text, np.uint8)
+        keys, _ = chained(data, data[:0], max(1, round(block_tokens * self._bytes)), work.seed)
+        blocks = len(keys) // _KEY_BYTES
         tokens = max(-(-len(text) // self._bytes), 1)
         # so that the count of blocks is that of the tokens, whatever rounding does
-        tokens = min(max(int(tokens), (keys.size - 1) * block_tokens + 1), keys.size * block_tokens)
-        reply = None if work.reply is None else int(-(-len(work.reply.encode("utf-8", "surrogatepass")) // self._bytes))
-        return Done(tokens=tokens, keys=keys.tobytes(), reply_tokens=reply, images=images)
+        tokens = min(max(int(tokens), (blocks - 1) * block_tokens + 1), blocks * block_tokens)
+        return Done(
+            tokens=tokens,
+            keys=keys,
+            reply_tokens=self._reply_tokens(work.reply),
+            images=images,
+            parts=parts,
+            head_tokens=head,
+        )
+
+    def _reply_tokens(self, reply: Reply | None) -> int | None:
+        if reply is None:
+            return None
+        if reply.ids is not None:
+            return len(reply.ids)
+        return int(-(-len((reply.reasoning + reply.content).encode("utf-8", "surrogatepass")) // self._bytes))
 
 
 def token_ids(prompt: object) -> Tokens:
@@ -256,16 +351,29 @@ def _tool_call(call: Any) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def block_keys(tokens: NDArray[Any], block_tokens: int, seed: Sequence[str]) -> NDArray[np.int64]:
-    """One 64-bit key a block, the partial last one included, each a hash of `seed` and of all tokens up to its end.
+def chained(tokens: NDArray[Any], answer: NDArray[Any], block_tokens: int, seed: Sequence[str]) -> tuple[bytes, bytes]:
+    """The keys of a prompt's blocks, and of those that its answer fills behind it: 64-bit, one after another.
 
-    `seed` holds what keeps caches apart: the model, a cache salt.
+    Each is a hash of `seed` (what keeps caches apart: the model, a cache salt) and of all tokens up to the block's end.
+    The prompt's partial last block has one; of prompt and answer together only full blocks do, from the first that
+    holds any of the answer.
     """
     digest = hashlib.blake2b(msgspec.json.encode(seed), digest_size=_KEY_BYTES)
-    data = memoryview(tokens.tobytes())
     step = block_tokens * tokens.itemsize
-    keys = bytearray()
-    for start in range(0, len(data), step):
+    data = memoryview(tokens.tobytes())
+    whole = len(data) // step * step
+    keys, more = bytearray(), bytearray()
+    for start in range(0, whole, step):
         digest.update(data[start : start + step])
         keys += digest.digest()
-    return np.frombuffer(bytes(keys), np.int64)
+    rest = data[whole:]
+    if rest:
+        partial_block = digest.copy()
+        partial_block.update(rest)
+        keys += partial_block.digest()
+    if answer.size:
+        decoded = bytes(rest) + answer.tobytes()
+        for start in range(0, len(decoded) // step * step, step):
+            digest.update(decoded[start : start + step])
+            more += digest.digest()
+    return bytes(keys), bytes(more)

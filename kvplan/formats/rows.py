@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvplan.documents import Finding
 from kvplan.formats import compiled
+from kvplan.formats.parts import Told
 from kvplan.progress import Progress, silent
 
 Keys: TypeAlias = NDArray[np.integer[Any]]
@@ -47,6 +48,7 @@ class Rows:
     NaN where not known; `tenant` and `session` are empty where the log names none.
 
     A log of lengths only has `hashed` false, no keys and a block size of 1: its reuse is not known, which is not zero.
+    `texts` says what the prompts are made of, where the log holds text; else it is empty.
     With `local` keys mean something within this file only; equal keys of two files are then different blocks.
     """
 
@@ -63,6 +65,7 @@ class Rows:
     findings: tuple[Finding, ...] = ()
     hashed: bool = True
     local: bool = False
+    texts: Sequence[Told] = ()
 
     @property
     def offsets(self) -> NDArray[np.int64]:
@@ -87,6 +90,7 @@ class Rows:
             session=[self.session[row] for row in order] if self.session else (),
             findings=self.findings,
             hashed=self.hashed,
+            texts=[self.texts[row] for row in order] if self.texts else (),
         )
 
 
@@ -108,6 +112,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
         session=[name for part in parts for name in part.session or [None] * part.line.size] if sessions else (),
         findings=tuple(finding for part in parts for finding in part.findings),
         hashed=parts[0].hashed,
+        texts=[one for part in parts for one in part.texts] if all(part.texts for part in parts) else (),
     )
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from kvplan.documents import Finding
 from kvplan.formats.lines import Lines
+from kvplan.formats.parts import Reply
 from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 from kvplan.formats.texts import Prompt, TextLog
@@ -68,7 +69,11 @@ def _requests(number: int, row: object, tenant_by: str | None) -> Iterator[Promp
         answer = messages[i + 1] if i + 1 < len(messages) and messages[i + 1]["role"] == "assistant" else None
         yield Prompt(
             line=number,
-            work=Work(body={"messages": messages[: i + 1]}, seed=(), reply=answer["content"] if answer else None),
+            work=Work(
+                body={"messages": messages[: i + 1]},
+                seed=(),
+                reply=Reply(content=answer["content"]) if answer else None,
+            ),
             model="",
             time_s=float("nan"),
             output_tokens=None,

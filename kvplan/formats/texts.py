@@ -15,9 +15,11 @@ import numpy as np
 
 from kvplan.documents import Finding
 from kvplan.errors import KvplanError, UsageError
+from kvplan.formats import parts
 from kvplan.formats.entries import Entry, collected
 from kvplan.formats.hashed import lengths_only
 from kvplan.formats.lines import Lines
+from kvplan.formats.parts import Told
 from kvplan.formats.render import Approximation, Done, Renderer, Work
 from kvplan.formats.rows import Options, Rows
 from kvplan.units import show_percent
@@ -109,6 +111,7 @@ class TextLog:
         self._waiting: list[Prompt] = []
         self._batches: deque[_Batch] = deque()
         self._kept: list[tuple[Prompt, Done]] = []
+        self._told: list[Told] = []
         self._models: Counter[str] = Counter()
 
     def __enter__(self) -> TextLog:
@@ -163,6 +166,8 @@ class TextLog:
             if isinstance(result, str):
                 self._lines.bad(prompt.line, result)
             else:
+                told = parts.told(prompt.work.reply, result.parts, result.head_tokens, result.answer_keys)
+                self._told.append(told)
                 bare = Work(body={}, seed=())  # the text is let go
                 self._kept.append((_without_text(prompt, bare), result))
                 self._models[prompt.model] += 1
@@ -190,6 +195,7 @@ class TextLog:
             tenant=tenants if any(tenants) else (),
             session=sessions if any(sessions) else (),
             findings=(*findings, *self._findings()),
+            texts=self._told,
         )
 
     def _findings(self) -> list[Finding]:
@@ -261,7 +267,6 @@ def _output(prompt: Prompt, done: Done) -> int:
 
 
 def _without_text(prompt: Prompt, bare: Work) -> Prompt:
-
     return replace(prompt, work=bare)
 
 

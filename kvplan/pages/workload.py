@@ -184,10 +184,19 @@ def _drift(workload: Workload) -> tuple[Section, ...]:
     if not workload.drift:
         return ()
     rows = [
-        (one.kind, f"{one.position_tokens:,}", f"{one.requests:,}", show_tokens(one.lost_tokens), one.fix)
+        (
+            one.kind,
+            f"{one.position_tokens:,}",
+            f"{one.requests:,}",
+            show_tokens(one.lost_tokens),
+            parts.UNKNOWN if one.gain_ratio is None else show_percent(one.gain_ratio),
+            f"{len(one.variants)}" if one.variants else "",
+            one.fix,
+        )
         for one in workload.drift
     ]
-    block = parts.table("what diverges|>at token|>requests|>tokens lost|what to do", rows)
+    columns = "what diverges|>at token|>requests|>tokens lost|>of the input|>variants|what to do"
+    block = parts.table(columns, rows)
     return (Section(name="drift", heading="Prefixes that ought to match", blocks=(block,), first=True),)
 
 

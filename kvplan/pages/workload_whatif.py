@@ -160,6 +160,8 @@ def _granules(workload: Workload) -> list[Block]:
     ]
     if workload.prompt_end_hit_ratio is not None:
         rows.append(("state kept at the ends of prompts only", show_percent(workload.prompt_end_hit_ratio)))
+    if workload.decoded_hit_ratio is not None:
+        rows.append(("decoded blocks cached too, as answers come back", show_percent(workload.decoded_hit_ratio)))
     if workload.decoded_ceiling_hit_ratio is not None:
         rows.append(("decoded blocks cached too, at most", show_percent(workload.decoded_ceiling_hit_ratio)))
     title = "Infinite cache, last token computed: larger blocks, or state checkpoints so far apart"

@@ -198,6 +198,26 @@ def _to_prompt_end(blocks: NDArray[Any], offsets: Ints, depths: Ints, full: Ints
     return taken
 
 
+def decoded_hit_tokens(requests: Requests) -> int | None:
+    """Tokens an infinite cache hits that also keeps decoded blocks, as later prompts render the answers of the log.
+
+    None where the log holds no answers.
+    """
+    texts = requests.texts
+    if texts is None or not len(texts.answer_blocks):
+        return None
+    counts = np.diff(reuse.as_ints(requests.offsets))
+    owner = np.repeat(np.arange(counts.size), counts)
+    answered = np.repeat(np.arange(counts.size), np.diff(reuse.as_ints(texts.answer_offsets)))
+    size = max(int(requests.blocks.max(initial=-1)), int(texts.answer_blocks.max())) + 1
+    first = np.full(size, counts.size, np.int64)  # by block: the first request that brings it
+    np.minimum.at(first, requests.blocks, owner)
+    np.minimum.at(first, texts.answer_blocks, answered)
+    # Ids name whole prefixes: where a block has been seen, so have all before it.
+    depths = np.bincount(owner[first[requests.blocks] < owner], minlength=counts.size)
+    return int(np.minimum(depths * requests.block_tokens, reuse.covered_tokens(requests)).sum())
+
+
 def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
     """Blocks that could be hit beyond the ceiling if decoded blocks are cached too: an upper bound.
 
