@@ -15,7 +15,7 @@ from kvplan.engines.configs import lmcache, lmcache_server, vllm, vllm_read
 from kvplan.engines.configs.common import Asked, Emission, Given, Reading, finding, notes, part
 from kvplan.engines.configs.conditions import SHM_SPARE
 from kvplan.engines.configs.quantity import quantity, show
-from kvplan.engines.configs.source import Command, Source
+from kvplan.engines.configs.source import Command, Source, entries, items, section
 from kvplan.errors import KvplanError
 from kvplan.units import GiB, show_bytes
 
@@ -152,7 +152,7 @@ def _container_lines(one: Mapping[str, Any], folder: str | None) -> list[str]:
 
 def read(source: Source, asked: Asked) -> Reading:
     """Tiers of every pod in the manifest, each held against its container's limit and its /dev/shm."""
-    pods = [pod for document in source.documents for pod in _pods(document)]
+    pods = [pod for document in source.documents for pod in _pods(document, source.name)]
     if not pods:
         raise KvplanError(f"{source.name}: no pod: kinds that have one are {', '.join(_KINDS)}")
     knobs: list[Knob] = []
@@ -160,7 +160,7 @@ def read(source: Source, asked: Asked) -> Reading:
     known: set[int] = set()
     mapped = False
     for pod in pods:
-        for container in pod.get("containers") or ():
+        for container in entries(pod.get("containers"), source.name, "containers"):
             for reading in _container_readings(container, source.name, asked):
                 knobs += reading.knobs
                 findings += [*reading.findings, *_room(pod, container, reading, source.name)]
@@ -173,22 +173,25 @@ def read(source: Source, asked: Asked) -> Reading:
     return Reading(knobs=tuple(knobs), ranks=ranks, shm=False, findings=tuple(findings))
 
 
-def _pods(document: Any) -> Iterator[Mapping[str, Any]]:
+def _pods(document: Any, source: str) -> Iterator[Mapping[str, Any]]:
     if not isinstance(document, Mapping):
         return
     if document.get("kind") == "List":
-        for item in document.get("items") or ():
-            yield from _pods(item)
-    elif document.get("kind") == "Pod":
-        yield document.get("spec") or {}
+        for item in items(document.get("items"), source, "items"):
+            yield from _pods(item, source)
+        return
+    spec = section(document.get("spec"), source, "spec")
+    if document.get("kind") == "Pod":
+        yield spec
     elif document.get("kind") in _KINDS:
-        spec = (document.get("spec") or {}).get("template") or {}
-        yield spec.get("spec") or {}
+        template = section(spec.get("template"), source, "template")
+        yield section(template.get("spec"), source, "template.spec")
 
 
 def _container_readings(container: Mapping[str, Any], source: str, asked: Asked) -> Iterator[Reading]:
-    env = {one.get("name", ""): str(one.get("value", "")) for one in container.get("env") or ()}
-    words = [str(word) for key in ("command", "args") for word in container.get(key) or ()]
+    listed = entries(container.get("env"), source, "env")
+    env = {str(one.get("name", "")): str(one.get("value", "")) for one in listed}
+    words = [str(word) for key in ("command", "args") for word in items(container.get(key), source, key)]
     scripts = [word for word in words if " " in word and ("vllm serve" in word or "lmcache server" in word)]
     found = [
         Command(words=one.words, env={**env, **one.env}) for word in scripts for one in Source(source, word).commands
@@ -204,16 +207,18 @@ def _room(pod: Mapping[str, Any], container: Mapping[str, Any], reading: Reading
     tier = sum(one.bytes or 0 for one in reading.knobs if one.tier == "host")
     if not tier:
         return
-    limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+    resources = section(container.get("resources"), source, "resources")
+    limit = section(resources.get("limits"), source, "limits").get("memory")
     name = container.get("name")
     if limit is not None and quantity(limit, source, "limits.memory") < tier + SHM_SPARE:
         text = f"container {name}: the memory limit {limit} does not hold the tier of {show_bytes(tier)}: it is killed"
         yield finding("error", "memory-limit", text)
     if not reading.shm:
         return
-    mounts = [one.get("name") for one in container.get("volumeMounts") or () if one.get("mountPath") == "/dev/shm"]
-    volumes = [one for one in pod.get("volumes") or () if one.get("name") in mounts]
-    memory = [one["emptyDir"] or {} for one in volumes if "emptyDir" in one]
+    mounted = entries(container.get("volumeMounts"), source, "volumeMounts")
+    mounts = [one.get("name") for one in mounted if one.get("mountPath") == "/dev/shm"]
+    volumes = [one for one in entries(pod.get("volumes"), source, "volumes") if one.get("name") in mounts]
+    memory = [section(one["emptyDir"], source, "emptyDir") for one in volumes if "emptyDir" in one]
     if not memory or memory[0].get("medium") != "Memory":
         text = f"container {name}: no memory-backed emptyDir at /dev/shm: its 64 MiB do not hold {show_bytes(tier)}"
         yield finding("error", "shm-size", text)

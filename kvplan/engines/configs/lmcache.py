@@ -102,7 +102,7 @@ def of_env(env: Mapping[str, str], source: str, ranks: int, engines: int, asked:
     """Sizes that LMCACHE_ variables say; those of a file that LMCACHE_CONFIG_FILE names are not in them."""
     if "LMCACHE_CONFIG_FILE" in env:
         file = env["LMCACHE_CONFIG_FILE"]
-        raise KvplanError(f"{source}: the sizes are in LMCACHE_CONFIG_FILE: check {file} with --ranks {ranks}")
+        raise KvplanError(f"{source}: the sizes are in LMCACHE_CONFIG_FILE: check {file!r} with --ranks {ranks}")
     options = {
         name.removeprefix("LMCACHE_").lower(): value for name, value in env.items() if name.startswith("LMCACHE_")
     }

@@ -111,7 +111,7 @@ def read(source: Source, asked: Asked) -> Reading:
             adapter = json_of(text, source.name, "--l2-adapter")
             knobs.append(_adapter(adapter, source.name))
             findings += _adapter_findings(adapter)
-        findings += _server_findings(one, knobs)
+        findings += _server_findings(one, source.name, knobs)
     return Reading(knobs=tuple(knobs), findings=tuple(findings))
 
 
@@ -145,12 +145,12 @@ def _adapter_findings(adapter: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding("error", "eviction", text)
 
 
-def _server_findings(one: Command, knobs: list[Knob]) -> Iterator[Finding]:
+def _server_findings(one: Command, source: str, knobs: list[Knob]) -> Iterator[Finding]:
     policy = one.last("eviction_policy")
     if policy in (None, "noop"):
         yield finding(
             "error", "eviction", "no --eviction-policy: the server does not start, or its pool fills and stays"
         )
-    share = float(one.last("eviction_trigger_watermark") or 0.8)
+    share = number(one.last("eviction_trigger_watermark") or 0.8, source, "--eviction-trigger-watermark", "0 to 1")
     size = next((one.bytes for one in knobs if one.tier == "host"), 0) or 0
     yield conditions.watermark(round(share * 100), "the server's pool", size)

@@ -26,7 +26,7 @@ from kvplan.engines.configs.common import (
     says,
 )
 from kvplan.engines.configs.quantity import quantity, show
-from kvplan.engines.configs.source import Source, number, true
+from kvplan.engines.configs.source import Source, entries, number, section, true, whole
 from kvplan.errors import KvplanError
 from kvplan.units import GiB, show_bytes
 
@@ -112,8 +112,9 @@ def _conditions(given: Given, size: int, disk: int) -> Iterator[Finding]:
 
 def read(source: Source, asked: Asked) -> Reading:
     """Sizes of every model in the values, with the replicas of each."""
-    specs = (source.mapping.get("servingEngineSpec") or {}).get("modelSpec")
-    if not isinstance(specs, list) or not specs:
+    serving = section(source.mapping.get("servingEngineSpec"), source.name, "servingEngineSpec")
+    specs = entries(serving.get("modelSpec"), source.name, "modelSpec")
+    if not specs:
         raise KvplanError(f"{source.name}: servingEngineSpec.modelSpec has no model")
     knobs: list[Knob] = []
     findings: list[Finding] = []
@@ -128,18 +129,18 @@ def read(source: Source, asked: Asked) -> Reading:
 
 
 def _ranks(spec: Mapping[str, Any], source: str, asked: Asked) -> int:
-    config = spec.get("vllmConfig") or {}
+    config = section(spec.get("vllmConfig"), source, "vllmConfig")
     said = config.get("tensorParallelSize")
-    pp = config.get("pipelineParallelSize", 1)
-    found = int(said) * int(pp) if said is not None else None
+    pp = whole(config.get("pipelineParallelSize", 1), source, "pipelineParallelSize", "ranks")
+    found = whole(said, source, "tensorParallelSize", "ranks") * pp if said is not None else None
     return ranks_of(asked, found if found is not None or asked.ranks or asked.planned else 1, source, _CPU)
 
 
 def _model(spec: Mapping[str, Any], source: str, ranks: int, asked: Asked) -> Iterator[Knob]:
-    config = spec.get("lmcacheConfig") or {}
+    config = section(spec.get("lmcacheConfig"), source, "lmcacheConfig")
     if not true(config.get("enabled", False)):
         return
-    times = (1 if asked.latent else ranks) * int(spec.get("replicaCount", 1))
+    times = (1 if asked.latent else ranks) * whole(spec.get("replicaCount", 1), source, "replicaCount", "replicas")
     size = number(config.get(_CPU, 0), source, _CPU, "GB")
     if int(size) > 0:
         yield knob(_CPU, size, GIB, "rank", times, "host")
@@ -148,11 +149,11 @@ def _model(spec: Mapping[str, Any], source: str, ranks: int, asked: Asked) -> It
 
 
 def _model_findings(spec: Mapping[str, Any], source: str, knobs: list[Knob]) -> Iterator[Finding]:
-    config = spec.get("lmcacheConfig") or {}
+    config = section(spec.get("lmcacheConfig"), source, "lmcacheConfig")
     size = config.get(_CPU)
     if size is not None and int(number(size, source, _CPU, "GB")) < 1:
         yield finding("error", "too-small", f"{_CPU} {size!r} is below 1, and the chart leaves it out")
-    folders = [one for one in spec.get("env") or () if one.get("name") == "LMCACHE_LOCAL_DISK"]
+    folders = [one for one in entries(spec.get("env"), source, "env") if one.get("name") == "LMCACHE_LOCAL_DISK"]
     if config.get(_DISK) and not folders:
         text = f"{_DISK} without LMCACHE_LOCAL_DISK in env: the chart sets the size alone, and nothing goes to disk"
         yield finding("error", "disk-folder", text)

@@ -11,9 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from kvplan.errors import KvplanError
+
+T = TypeVar("T", int, float)
+_MOST = 10**21  # bytes, or anything else that is counted
 
 # One piece of shell text; a word may hold quotes, and a comment begins only where a word could.
 _PIECE = re.compile(
@@ -86,6 +89,8 @@ class Source:
         try:
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
             return tuple(document for document in yaml.load_all(self.text, loader) if document is not None)
+        except RecursionError:
+            raise KvplanError(f"{self.name}: nested too deep") from None
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
             where = f"line {mark.line + 1}: " if mark is not None else ""
@@ -161,26 +166,55 @@ def number(text: object, source: str, key: str, unit: str) -> float:
             value = math.nan
     if not math.isfinite(value) or value < 0:
         raise KvplanError(f"{source}: {key}: {text!r} is not a number of {unit}")
-    return value
+    return _possible(value, source, key)
 
 
 def whole(text: object, source: str, key: str, unit: str) -> int:
     """A whole number not below 0, exact however large. Raises KvplanError as `number`."""
     if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
-        return text
-    if isinstance(text, str) and re.fullmatch(r"\s*\+?\d[\d_]*\s*", text):
-        return int(text)
+        return _possible(text, source, key)
+    if isinstance(text, str) and re.fullmatch(r"\s*\+?\d{1,30}\s*", text):
+        return _possible(int(text), source, key)
     value = number(text, source, key, unit)
     if value != int(value):
         raise KvplanError(f"{source}: {key}: {text!r} is not a whole number of {unit}")
     return int(value)
 
 
+def _possible(value: T, source: str, key: str) -> T:
+    if value > _MOST:
+        raise KvplanError(f"{source}: {key}: more than any host has")
+    return value
+
+
+def section(value: object, source: str, key: str) -> Mapping[str, Any]:
+    """The mapping under a key, empty where nothing stands there. Raises KvplanError naming the key."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise KvplanError(f"{source}: {key}: keys with values are expected, not {value!r:.40}")
+    return value
+
+
+def items(value: object, source: str, key: str) -> Sequence[Any]:
+    """The list under a key, empty where nothing stands there. Raises KvplanError naming the key."""
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        raise KvplanError(f"{source}: {key}: a list is expected, not {value!r:.40}")
+    return value
+
+
+def entries(value: object, source: str, key: str) -> list[Mapping[str, Any]]:
+    """The list of mappings under a key. Raises KvplanError naming the key."""
+    return [section(one, source, key) for one in items(value, source, key)]
+
+
 def json_of(text: str, source: str, key: str) -> dict[str, Any]:
     """A JSON object in a flag's value. Raises KvplanError naming the flag."""
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise KvplanError(f"{source}: {key}: not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise KvplanError(f"{source}: {key}: a JSON object is expected")

@@ -22,7 +22,7 @@ from kvplan.engines.configs.common import (
     ranks_of,
     says,
 )
-from kvplan.engines.configs.source import Source, whole
+from kvplan.engines.configs.source import Source, section, whole
 
 FILE = "extra-llm-api-options.yaml"
 FLOOR = "TensorRT-LLM 1.2 or newer"
@@ -71,7 +71,7 @@ def _conditions(given: Given, each: int, disk: int) -> Iterator[Finding]:
 def read(source: Source, asked: Asked) -> Reading:
     """Sizes of kv_cache_config, by the ranks that the file or --ranks says."""
     options = source.mapping
-    config = options.get("kv_cache_config") or {}
+    config = section(options.get("kv_cache_config"), source.name, "kv_cache_config")
     found = None
     if _PREFERRED in options:
         pp = whole(options.get("pipeline_parallel_size", 1), source.name, "pipeline_parallel_size", "ranks")

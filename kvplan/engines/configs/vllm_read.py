@@ -9,7 +9,7 @@ from typing import Any
 from kvplan.documents import Finding, Knob
 from kvplan.engines.configs.common import BYTE, GIB, Asked, Reading, finding, knob, unbounded
 from kvplan.engines.configs.conditions import SHM_SPARE
-from kvplan.engines.configs.source import Command, Source, json_of, number, true, whole
+from kvplan.engines.configs.source import Command, Source, entries, json_of, number, section, true, whole
 from kvplan.errors import KvplanError
 from kvplan.units import GiB, KiB, MiB, show_bytes
 
@@ -50,7 +50,9 @@ class Engine:
 
 def _put(config: dict[str, Any], keys: list[str], value: str) -> None:
     for key in keys[:-1]:
-        config = config.setdefault(key, {})
+        if not isinstance(config.get(key), dict):
+            config[key] = {}
+        config = config[key]
     config[keys[-1]] = value
 
 
@@ -114,19 +116,23 @@ def _engine(engine: Engine, asked: Asked) -> tuple[list[Knob], list[Finding], bo
         return [], [finding("info", "no-tier", "this engine keeps no KV cache outside its GPUs")], False
     knobs: list[Knob] = []
     shm = False
-    for one in connectors(config):
+    for one in connectors(config, engine.source):
         knobs += _connector(engine, one, asked, findings)
         shm = shm or one.get("kv_connector") == "OffloadingConnector"
     return knobs, [*findings, *_policy(config)], shm
 
 
-def connectors(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def connectors(config: Mapping[str, Any], source: str) -> Iterator[Mapping[str, Any]]:
     """The connectors of one config, those of a MultiConnector one by one."""
     if config.get("kv_connector") == "MultiConnector":
-        for one in (config.get("kv_connector_extra_config") or {}).get("connectors", ()):
-            yield from connectors(one)
+        for one in entries(_extra(config, source).get("connectors"), source, "connectors"):
+            yield from connectors(one, source)
     else:
         yield config
+
+
+def _extra(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    return section(config.get("kv_connector_extra_config"), source, "kv_connector_extra_config")
 
 
 def _docker_shm(engine: Engine, tier: Knob) -> Iterator[Finding]:
@@ -151,7 +157,7 @@ def _policy(config: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _connector(engine: Engine, config: Mapping[str, Any], asked: Asked, findings: list[Finding]) -> list[Knob]:
     name = config.get("kv_connector")
-    extra = config.get("kv_connector_extra_config") or {}
+    extra = _extra(config, engine.source)
     if name == "OffloadingConnector":
         return list(_offloading(engine, extra, findings))
     if name == "SimpleCPUOffloadConnector":
@@ -175,7 +181,7 @@ def _offloading(engine: Engine, extra: Mapping[str, Any], findings: list[Finding
         raise KvplanError(f"{engine.source}: OffloadingConnector needs cpu_bytes_to_use: vLLM does not start without")
     size = whole(extra["cpu_bytes_to_use"], engine.source, "cpu_bytes_to_use", "bytes")
     yield knob("cpu_bytes_to_use", size, BYTE, "engine", engine.dp, "host")
-    tiers = extra.get("secondary_tiers") or ()
+    tiers = entries(extra.get("secondary_tiers"), engine.source, "secondary_tiers")
     if tiers and extra.get("spec_name") != "TieringOffloadingSpec":
         text = "secondary_tiers are read by TieringOffloadingSpec alone: set spec_name, or nothing goes to them"
         findings.append(finding("error", "tiers-ignored", text))
@@ -220,11 +226,11 @@ def _simple(engine: Engine, extra: Mapping[str, Any], asked: Asked, findings: li
 
 def _same_paths(found: list[Engine]) -> Iterator[Finding]:
     paths = [
-        (one.get("kv_connector_extra_config") or {}).get("disk_path")
+        _extra(one, engine.source).get("disk_path")
         for engine in found
-        for one in connectors(engine.transfer())
+        for one in connectors(engine.transfer(), engine.source)
         for _ in range(engine.dp)
     ]
-    for path in sorted({path for path in paths if path and paths.count(path) > 1}):
+    for path in sorted({path for path in paths if isinstance(path, str) and path and paths.count(path) > 1}):
         text = f"{paths.count(path)} engines use disk_path {path}: one removes the other's file and both keep the space"
         yield finding("error", "disk-paths", text)
