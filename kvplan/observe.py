@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvplan.documents import Document, Evidence, Finding, MetricSource, Moment, Observation, Plan
-from kvplan.engines.metrics import SYSTEMS, found, names_of
+from kvplan.engines.metrics import SYSTEMS, by_name, found, names_of
 from kvplan.engines.metrics.system import Sum, System, pick
 from kvplan.errors import KvplanError, UsageError
 from kvplan.observing import alarms, beside, figures, rangequery, scrape
@@ -47,6 +47,19 @@ def saved(paths: Sequence[Path], elapsed_s: float | None = None) -> Taken:
 def ask(server: str, selector: str, *, seconds: float, every_s: float, token: str | None = None) -> Taken:
     """Read what a Prometheus server kept. Raises KvplanError with its own words."""
     return rangequery.query(server, selector, seconds=seconds, every_s=every_s, token=token)
+
+
+def monitoring(systems: Sequence[str], selector: str = "{}", plan: Plan | None = None) -> tuple[str, str]:
+    """A Grafana dashboard (JSON) and Prometheus alert rules (YAML) for systems by name, or for all known.
+
+    `selector` restricts the alerts, the dashboard lets its reader choose. Raises KvplanError for an unknown system.
+    """
+    from kvplan.observing import dashboard, rules
+
+    chosen = tuple(map(by_name, systems)) or SYSTEMS
+    rangequery.matcher(selector)
+    labels = selector.strip()[1:-1].strip().rstrip(",")
+    return dashboard.build(chosen, plan), rules.build(chosen, labels, plan)
 
 
 def observe(taken: Taken, plan: Document[Plan] | None = None, *, prompt_tokens: int | None = None) -> Observation:

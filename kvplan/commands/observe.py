@@ -15,6 +15,7 @@ from kvplan.progress import Progress
 from kvplan.units import parse_duration
 
 if TYPE_CHECKING:
+    from kvplan.documents import Document, Plan
     from kvplan.observing.scrape import Taken
 
 
@@ -48,6 +49,13 @@ def observe(
     token_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A file with the bearer token that the server wants.")
     ] = None,
+    dashboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Read nothing: write a Grafana dashboard and alert rules to DIR.")
+    ] = None,
+    for_system: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="vllm, sglang, llama.cpp, lmcache, lmcache-server or kvbm; repeatable."),
+    ] = None,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -64,6 +72,14 @@ def observe(
     from kvplan.files import load, wrap
 
     plan = pick([load(plan_file)], "plan", True) if plan_file is not None else None
+    if dashboard is not None:
+        if pages or url or prometheus:
+            raise UsageError("--dashboard reads nothing: leave out pages, --url and --prometheus")
+        for path in _monitoring(dashboard, for_system or [], selector, plan):
+            note(f"wrote {path}", quiet)
+        return
+    if for_system:
+        raise UsageError("--for-system is for --dashboard: of pages kvplan finds out what they are of")
     with progress(quiet) as listen:
         taken = _taken(
             pages or [],
@@ -81,6 +97,20 @@ def observe(
     if taken.stopped:
         note("stopped by hand: the figures are of what was seen until then", quiet)
         raise typer.Exit(130)
+
+
+def _monitoring(folder: Path, systems: list[str], selector: str, plan: Document[Plan] | None) -> tuple[Path, Path]:
+    """Write both files; without systems named, for the plan's engine, or for all."""
+    from kvplan import observe as stage
+    from kvplan.files import make_folder, write_atomically
+
+    chosen = systems or ([plan.data.policy.engine] if plan is not None else [])
+    board, rules = stage.monitoring(chosen, selector, None if plan is None else plan.data)
+    make_folder(folder)
+    paths = folder / "kvplan-dashboard.json", folder / "kvplan-alerts.yaml"
+    for path, text in zip(paths, (board, rules), strict=True):
+        write_atomically(path, text)
+    return paths
 
 
 def _taken(

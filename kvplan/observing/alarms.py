@@ -64,7 +64,7 @@ def _stuck(watch: Watch, recording: Recording) -> str | None:
 
 def _idle(watch: Watch, recording: Recording) -> str | None:
     """A gauge that read 0 on every page while work was counted."""
-    work = _sum_there(watch.work, recording)
+    work = _most_there(watch.work, recording)
     if watch.waiting is None or not work or recording.since_start:
         return None
     read = [value for value in recording.levels(watch.waiting) if value is not None]
@@ -93,17 +93,17 @@ def _running_total(begun: Sequence[float], done: Sequence[float]) -> list[float]
 
 def _silent(watch: Watch, recording: Recording) -> str | None:
     """Work that was done for nothing. A metric that is on no page says nothing, and nothing is concluded from it."""
-    work = _sum_there(watch.work, recording)
-    use = _sum_there(watch.use, recording)
+    work = _most_there(watch.work, recording)
+    use = _most_there(watch.use, recording)
     if not work or use is None or use > 0:
         return None
     return f"{work:,.0f} against 0 in {' + '.join(pick.names[0] for pick in watch.use if recording.has(pick))}"
 
 
-def _sum_there(picks: Sum, recording: Recording) -> float | None:
-    """The increase of those of `picks` that are on a page; None where none is."""
+def _most_there(picks: Sum, recording: Recording) -> float | None:
+    """The most that any of `picks` gained; None where none is on a page. Some are older names of the same count."""
     there = [value for pick in picks if (value := recording.increase((pick,))) is not None]
-    return sum(there) if there else None
+    return max(there) if there else None
 
 
 def _down(watch: Watch, recording: Recording) -> str | None:

@@ -14,7 +14,7 @@ from kvplan.engines.metrics import plain
 from kvplan.engines.metrics.system import Pick, Sum
 from kvplan.observing.exposition import Labels, Page
 
-_RANKS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "worker_id", "rank"})
+RANKS = frozenset({"tp_rank", "pp_rank", "moe_ep_rank", "worker_id", "rank"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Recording:
             return [gained for _, gained in gains]
         groups: dict[tuple[object, ...], list[list[float]]] = {}
         for one, gained in gains:
-            kept = tuple(sorted((k, v) for k, v in one.labels.items() if k not in _RANKS))
+            kept = tuple(sorted((k, v) for k, v in one.labels.items() if k not in RANKS))
             groups.setdefault((one.track, kept), []).append(gained)
         return [max(group, key=math.fsum) for group in groups.values()]  # ranks count alike: read the one that saw most
 
@@ -137,7 +137,7 @@ class Recording:
     def _one_a_group(self, rows: list[Series]) -> list[Series]:
         groups: dict[tuple[object, ...], Series] = {}
         for one in rows:
-            kept = tuple(sorted((k, v) for k, v in one.labels.items() if k not in _RANKS))
+            kept = tuple(sorted((k, v) for k, v in one.labels.items() if k not in RANKS))
             groups.setdefault((one.track, kept), one)
         return list(groups.values())
 

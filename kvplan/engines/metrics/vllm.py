@@ -264,7 +264,7 @@ VLLM = System(
             "ends it without a message to clients): look for OSError in the engine's log, check the drive, restart",
         ),
         Watch(
-            code="stores-stuck",
+            code="copies-stuck",
             kind="stuck",
             waiting=pick("vllm:kv_offload_tiering_active_cascade_jobs"),
             done=total("vllm:kv_offload_tiering_write_bytes_total"),
