@@ -60,7 +60,8 @@ def compare(
     checks.on_time(runs, options.max_lag_s)
     pairs = paired(runs, known.sessions if known is not None else None)
     checks.same_work(pairs)
-    findings = _about(runs, pairs)
+    by_answers = any(replay.concurrency is not None for replay in given.replays)
+    findings = _about(runs, pairs, by_answers)
     pairs = _warm(summary.completed(pairs), options.skip)
     measured = tuple(_measured(run, pairs, row) for row, run in enumerate(runs))
     off, on = (summary.arm(name, measured, pairs, runs) for name in ("off", "on"))
@@ -138,8 +139,8 @@ def _paired(pairs: Pairs, runs: Sequence[Run], options: Options) -> Paired:
     )
 
 
-def _about(runs: Sequence[Run], pairs: Pairs) -> list[Finding]:
-    """How requests were paired, and what results leave open."""
+def _about(runs: Sequence[Run], pairs: Pairs, by_answers: bool) -> list[Finding]:
+    """How requests were paired, and what results leave open; `by_answers`: each left when another had ended."""
     found = []
     if pairs.by_order:
         text = "runs name their requests differently: paired by their place, and prompts of each pair are as long"
@@ -147,7 +148,7 @@ def _about(runs: Sequence[Run], pairs: Pairs) -> list[Finding]:
     if pairs.dropped:
         text = f"{pairs.dropped:,} requests failed in some run: left out of all runs"
         found.append(Finding(severity="warning", code="failed-requests", text=text))
-    if any(checks.lag_p99_s(run) is None for run in runs):
+    if not by_answers and any(checks.lag_p99_s(run) is None for run in runs):
         text = "the load generator does not say how late it sent requests: that arrivals were alike is taken on trust"
         found.append(Finding(severity="warning", code="no-lag", text=text))
     silent = np.isnan(pairs.cached_tokens)

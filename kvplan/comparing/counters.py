@@ -10,7 +10,7 @@ from pathlib import Path
 from kvplan.errors import KvplanError
 from kvplan.files import reason
 
-_SAMPLE = re.compile(r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{[^}]*\})?\s+(\S+)")
+_SAMPLE = re.compile(r"""^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)""")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

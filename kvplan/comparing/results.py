@@ -68,6 +68,9 @@ def _arm(path: Path, arm: str) -> Loaded:
     manifest = _manifest(path)
     if manifest is not None:
         return _of_manifest(manifest, arm)
+    beside = path.parent / MANIFEST
+    if beside.exists() and path.is_dir():
+        return _of_manifest(beside, arm, path.name)
     files = _files(path)
     return Loaded(
         runs=tuple(_run(result(file), arm, number) for number, file in enumerate(files, 1)),
@@ -80,20 +83,21 @@ def _run(made: Result, arm: str, number: int) -> Run:
     return Run(arm=which, number=number, result=made)
 
 
-def _of_manifest(path: Path, arm: str | None) -> Loaded:
-    """Runs of a manifest; `arm` takes them all for that arm, as where each arm was replayed for itself."""
+def _of_manifest(path: Path, arm: str | None, folder: str | None = None) -> Loaded:
+    """Runs of a manifest, or the one in `folder`; `arm` takes them for that arm, as where each was replayed alone."""
     document = load(path)
     if not isinstance(document.data, Replay):
         raise KvplanError(f"{path}: is a {document.kind}, not what `kvplan replay run` wrote")
     replay = document.data
-    if not replay.runs:
-        raise KvplanError(f"{path}: no run in it came to its end")
-    arms = {run.arm for run in replay.runs}
+    chosen = [run for run in replay.runs if folder in (None, run.folder)]
+    if not chosen:
+        raise KvplanError(f"{path}: no run{f' in the folder {folder}' if folder else ''} came to its end")
+    arms = {run.arm for run in chosen}
     if arm is None and len(arms) < 2:
         raise KvplanError(f"{path}: has runs of {arms.pop()} alone: let it run to its end, or name off and on")
     if arm is not None and len(arms) == 2:
         raise UsageError(f"{path}: holds both arms: name it alone")
-    runs = [_of_folder(path.parent, one, arm or one.arm) for one in replay.runs]
+    runs = [_of_folder(path.parent, one, arm or one.arm) for one in chosen]
     return Loaded(runs=tuple(runs), replays=(replay,))
 
 

@@ -45,7 +45,9 @@ def _percent(estimated: Estimated) -> str:
 
 def _tone(data: LiveComparison) -> tuple[str, Tone]:
     """What the interval of the mean change says."""
-    change = data.paired.ttft_change_s
+    change, drift = data.paired.ttft_change_s, data.paired.drift_s
+    if drift is not None and abs(drift) > abs(change.value):
+        return "no difference told from what time alone changed", "warning"
     if change.high < 0:
         return "first tokens came earlier with offload", "good"
     if change.low > 0:
