@@ -248,9 +248,8 @@ class _Reading:
                 text = f"{source.where}: {source.missed} of {self.recording.rounds} rounds gave no page{why}"
                 found.append(Finding(severity="warning", code="page-missed", text=text))
             if source.restarts:
-                text = (
-                    f"{source.where}: counters began anew {source.restarts} times: the server restarted, its cache too"
-                )
+                often = "once" if source.restarts == 1 else f"{source.restarts} times"
+                text = f"{source.where}: counters began anew {often}: the server restarted, its cache too"
                 found.append(Finding(severity="warning", code="restart", text=text))
         if self.taken.stopped:
             span = show_duration(self.recording.span_s or 0.0)

@@ -13,7 +13,7 @@ from kvplan.documents import (
     TierTransfer,
     Waiting,
 )
-from kvplan.page import Axis, Decision, Fact, Figure, Page, Plot, Row, Rule, Section, Series, Text, Tone
+from kvplan.page import Axis, Block, Decision, Fact, Figure, Page, Plot, Row, Rule, Section, Series, Text, Tone
 from kvplan.pages import parts
 from kvplan.units import show_bytes, show_duration, show_percent, show_rate, show_tokens
 
@@ -102,10 +102,24 @@ def _beside(seen: Observation) -> tuple[Section, ...]:
         return ()
     rows = [_check(one) for one in seen.beside_plan]
     reading = "Hits agree within 5 points, sizes within 5 %, rates and lengths within 25 %, links within half."
-    blocks = [parts.table("figure|>planned|>observed|>difference|verdict", rows)]
-    whys = list(dict.fromkeys(why for one in seen.beside_plan for why in one.why))
-    text = [Text(text="Where they differ, likeliest first: " + "; ".join(whys) + ".")] if whys else []
-    return (Section(name="plan", heading="Beside the plan", reading=reading, blocks=(*blocks, *text), first=True),)
+    blocks: list[Block] = [parts.table("figure|>planned|>observed|>difference|verdict", rows)]
+    whys = _whys(seen)
+    if whys:
+        blocks.append(parts.table("where it differs|why that may be, likeliest first", whys))
+    return (Section(name="plan", heading="Beside the plan", reading=reading, blocks=tuple(blocks), first=True),)
+
+
+def _whys(seen: Observation) -> list[tuple[str, str]]:
+    """Each reason once, under the first figure that it explains: all tiers' hits differ for the same ones."""
+    told: dict[str, str] = {}
+    for one in seen.beside_plan:
+        name = "hits" if one.unit == "ratio" else one.what
+        for why in one.why:
+            told.setdefault(why, name)
+    names = list(told.values())
+    return [
+        (name if index == 0 or names[index - 1] != name else "", why) for index, (why, name) in enumerate(told.items())
+    ]
 
 
 def _check(one: PlanCheck) -> Row:
