@@ -22,20 +22,13 @@ from statistics import median
 from live import client, models
 from live.client import Answer
 from live.llamacpp import served
-from live.router import NAMES, Ask, Story, draw, events, predicted
+from live.router import NAMES, Ask, Story, draw, events, predicted, steady
 from live.server import Server, stop_on_sigterm
 
-SHAPE = models.Shape(layers=2, width=64, heads=4, kv_heads=4, context=16384)
-CONTEXT = 16384
-OPTIONS = ("-c", str(CONTEXT), "--no-warmup", "--threads", "1", "--parallel", "4", "--cache-ram", "0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """What this machine does now: tokens a second of one answer, seconds of a load with everything around it."""
-
-    tokens_per_s: float
-    load_s: float
+CONTEXT, SLOTS = 65536, 4
+SHAPE = models.Shape(layers=2, width=64, heads=4, kv_heads=4, context=CONTEXT // SLOTS)
+TRIES = 6
+OPTIONS = ("-c", str(CONTEXT), "--no-warmup", "--threads", "1", "--parallel", str(SLOTS), "--cache-ram", "0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,31 +40,29 @@ class Run:
     most_resident: int
 
 
-def request(server: Server, ask: Ask, pace: Pace) -> Answer:
-    """One request of a schedule: as many tokens as take its seconds at this machine's pace."""
-    tokens = max(1, round(ask.runs_s * pace.tokens_per_s))
+def request(server: Server, ask: Ask) -> Answer:
+    """One request of a schedule. Its answer is nothing but line ends, as llama.cpp stops after a time only at one."""
     body = {
         "model": NAMES[ask.model],
         "prompt": [10, 20, 30, 40],
-        "max_tokens": min(tokens, CONTEXT // 4 - 16),
+        "max_tokens": CONTEXT // SLOTS - 64,
+        "t_max_predict_ms": round(1000 * ask.runs_s),
+        "logit_bias": [[models.SPECIAL + ord("\n"), 100.0]],
         "ignore_eos": True,
         "temperature": 0,
-        "timings_per_token": False,
     }
     patience = None if ask.patience_s == math.inf else ask.patience_s
-    return client.complete(server.url, body, leave_after_s=patience)
+    return client.complete(server.url, body, stream=False, leave_after_s=patience)
 
 
-def calibrate(environment: Path, folder: Path) -> Pace:
-    """Load each model once and time an answer."""
-    speeds, loads = [], []
+def load_seconds(environment: Path, folder: Path) -> float:
+    """Seconds of a load with everything around it, on this machine now."""
+    loads = []
     with served(environment, folder / "router.log", router(folder, 1)) as server:
         for model in range(len(NAMES)):
-            answer = request(server, Ask(at_s=0, model=model, runs_s=1.0), Pace(tokens_per_s=1500, load_s=0))
-            served_s = answer.served_s or 0.0
-            speeds.append(answer.output_tokens / served_s)
-            loads.append(answer.end_s - answer.sent_s - served_s)
-    return Pace(tokens_per_s=median(speeds), load_s=median(loads))
+            answer = request(server, Ask(at_s=0, model=model, runs_s=0.1))
+            loads.append(answer.end_s - answer.sent_s - (answer.served_s or 0.0))
+    return median(loads)
 
 
 def router(folder: Path, models_max: int) -> list[str]:
@@ -79,7 +70,7 @@ def router(folder: Path, models_max: int) -> list[str]:
     return ["--models-dir", str(folder / "models"), "--models-max", str(models_max), *OPTIONS]
 
 
-def play(environment: Path, folder: Path, asks: Sequence[Ask], models_max: int, pace: Pace) -> Run:
+def play(environment: Path, folder: Path, asks: Sequence[Ask], models_max: int) -> Run:
     """Send a schedule to a fresh router, and say what it did."""
     answers: list[Answer | None] = [None] * len(asks)
     most = 0
@@ -88,7 +79,7 @@ def play(environment: Path, folder: Path, asks: Sequence[Ask], models_max: int, 
 
         def send(place: int) -> None:
             time.sleep(max(0.0, began + asks[place].at_s - time.monotonic()))
-            answers[place] = request(server, asks[place], pace)
+            answers[place] = request(server, asks[place])
 
         threads = [threading.Thread(target=send, args=(place,), daemon=True) for place in range(len(asks))]
         for thread in threads:
@@ -109,6 +100,19 @@ def play(environment: Path, folder: Path, asks: Sequence[Ask], models_max: int, 
     )
 
 
+def decided(environment: Path, folder: Path, asks: Sequence[Ask], models_max: int, load_s: float) -> tuple[Run, int]:
+    """A run in which nothing hung on a split second, and how many it took.
+
+    On a busy machine things happen later than planned. Where the requests, as they came and ran, would tell
+    another story with a slightly longer load, the run proves nothing either way and is done again.
+    """
+    for tries in range(1, TRIES):
+        run = play(environment, folder, asks, models_max)
+        if steady(run.asks, models_max, load_s, 0.02):
+            return run, tries
+    return play(environment, folder, asks, models_max), TRIES
+
+
 def running_models(server: Server, states: Sequence[str]) -> frozenset[str]:
     """Models in one of these states, by /models."""
     listed = json.loads(server.get("/models"))["data"]
@@ -125,7 +129,8 @@ def fate(ask: Ask, answer: Answer) -> str:
 def really(ask: Ask, answer: Answer, start_s: float) -> Ask:
     """The request as it came and ran, for the prediction that is held against the run."""
     runs = answer.served_s if answer.served_s is not None else ask.runs_s
-    return Ask(at_s=answer.sent_s - start_s, model=ask.model, runs_s=runs, patience_s=ask.patience_s)
+    patience = ask.patience_s if answer.finished else answer.end_s - answer.sent_s
+    return Ask(at_s=answer.sent_s - start_s, model=ask.model, runs_s=runs, patience_s=patience)
 
 
 def compare(given: argparse.Namespace, folder: Path) -> int:
@@ -137,25 +142,21 @@ def compare(given: argparse.Namespace, folder: Path) -> int:
     for number in range(given.schedules):
         models_max = 1 + number % 2
         if number % 10 == 0:
-            pace = calibrate(given.environment, folder)
-            print(f"this machine now: {pace.tokens_per_s:,.0f} tokens/s, a load takes {pace.load_s:.2f} s")
-        asks = draw(given.seed + number, models_max, pace.load_s)
-        run = play(given.environment, folder, asks, models_max, pace)
-        planned = predicted(asks, models_max, pace.load_s)
-        expected = predicted(run.asks, models_max, pace.load_s)
+            load_s = load_seconds(given.environment, folder)
+            print(f"a load takes {load_s:.2f} s now")
+        asks = draw(given.seed + number, models_max, load_s)
+        run, tries = decided(given.environment, folder, asks, models_max, load_s)
+        expected = predicted(run.asks, models_max, load_s)
         same = run.story == expected and run.most_resident <= models_max
         different += not same
         cut += run.story.fates.count("cut")
         print(
             f"schedule {given.seed + number}, --models-max {models_max}: {len(asks)} requests, "
-            f"{sum(kind == 'load' for kind, _, _ in run.story.events)} loads, "
-            f"{run.story.fates.count('left')} left: {'equal' if same else 'DIFFERS'}"
-            f"{'' if planned == expected else ' (answers took other times than planned)'}"
+            f"{sum(kind == 'load' for kind, _, _ in run.story.events)} loads, {run.story.fates.count('left')} left: "
+            f"{'equal' if same else 'DIFFERS'}{f' (try {tries})' if tries > 1 else ''}"
         )
         if not same:
-            print(
-                f"  asked    {run.asks}\n  router   {run.story}\n  kvplan   {expected}\n  at once  {run.most_resident}"
-            )
+            print(f"  asked   {run.asks}\n  router  {run.story}\n  kvplan  {expected}\n  at once {run.most_resident}")
     print(f"{given.schedules - different} of {given.schedules} schedules as predicted, {cut} answers cut")
     return different
 

@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -34,48 +34,73 @@ class Answer:
 
 
 def complete(
-    url: str, payload: Mapping[str, Any], *, leave_after_s: float | None = None, timeout_s: float = 300.0
+    url: str,
+    payload: Mapping[str, Any],
+    *,
+    stream: bool = True,
+    leave_after_s: float | None = None,
+    timeout_s: float = 300.0,
 ) -> Answer:
-    """Send one streamed completion and read it to its end, or hang up after `leave_after_s`."""
+    """Send one completion and read its answer to the end, or hang up where nothing came for `leave_after_s`."""
     place = urlsplit(url)
     line = http.client.HTTPConnection(place.hostname or "", place.port, timeout=leave_after_s or timeout_s)
-    body = {**payload, "stream": True, "stream_options": {"include_usage": True}}
-    sent = time.monotonic()
-    first, status, finished = None, 0, False
-    usage: dict[str, Any] = {}
-    timings: dict[str, float] = {}
+    body = {**payload, "stream": stream}
+    if stream:
+        body["stream_options"] = {"include_usage": True}
+    sent, status, read = time.monotonic(), 0, _Read()
     try:
         line.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
         answer = line.getresponse()
         status = answer.status
-        for raw in answer:
-            if not raw.startswith(b"data: ") or status != 200:
-                continue
-            if raw.startswith(b"data: [DONE]"):
-                finished = True
-                break
-            event = json.loads(raw[6:])
-            if event.get("choices") and first is None:
-                first = time.monotonic()
-            usage = event.get("usage") or usage
-            timings = event.get("timings") or timings
+        if status == 200:
+            read.take(answer, stream)
     except TimeoutError:
         if leave_after_s is None:
             raise
     finally:
         line.close()
-    details = usage.get("prompt_tokens_details") or {}
+    details = read.usage.get("prompt_tokens_details") or {}
+    clock = read.timings
     return Answer(
         sent_s=sent,
-        first_s=first,
+        first_s=read.first_s,
         end_s=time.monotonic(),
         status=status,
-        finished=finished,
-        prompt_tokens=usage.get("prompt_tokens", 0),
+        finished=read.finished,
+        prompt_tokens=read.usage.get("prompt_tokens", 0),
         cached_tokens=details.get("cached_tokens"),
-        output_tokens=usage.get("completion_tokens", 0),
-        served_s=(timings["prompt_ms"] + timings["predicted_ms"]) / 1000 if timings else None,
+        output_tokens=read.usage.get("completion_tokens", 0),
+        served_s=(clock["prompt_ms"] + clock["predicted_ms"]) / 1000 if clock else None,
     )
+
+
+@dataclass(slots=True)
+class _Read:
+    """What an answer has said so far."""
+
+    first_s: float | None = None
+    finished: bool = False
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)
+
+    def take(self, answer: http.client.HTTPResponse, stream: bool) -> None:
+        """Read to the end: events of a stream, or one object."""
+        if not stream:
+            self._event(json.loads(answer.read()))
+            self.finished = True
+            return
+        for raw in answer:
+            if raw.startswith(b"data: [DONE]"):
+                self.finished = True
+                return
+            if raw.startswith(b"data: "):
+                self._event(json.loads(raw[6:]))
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        if event.get("choices") and self.first_s is None:
+            self.first_s = time.monotonic()
+        self.usage = event.get("usage") or self.usage
+        self.timings = event.get("timings") or self.timings
 
 
 def post(url: str, path: str) -> None:
