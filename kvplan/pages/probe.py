@@ -273,8 +273,12 @@ def _gpu(gpu: GpuDevice) -> tuple[str, ...]:
 def _evidence(probe: Probe) -> Section:
     host = probe.host
     system = f"kernel {host.kernel}" + (f", in {host.container}" if host.container else "")
-    facts = (
+    facts = [
         fact("system", host.system, system, "measured"),
         fact("probing took", show_duration(probe.wall_s), f"wrote {show_bytes(probe.written_bytes)}", "measured"),
-    )
-    return Section(name="evidence", heading="Where the figures come from", blocks=(Facts(items=facts),))
+    ]
+    copied = [disk.memory_copy_bytes_per_s for disk in probe.capacity if disk.memory_copy_bytes_per_s is not None]
+    if copied:
+        note = "all processors at once; a drive above half of that would be a cache"
+        facts.append(fact("copying in memory", show_rate(max(copied)), note, "measured"))
+    return Section(name="evidence", heading="Where the figures come from", blocks=(Facts(items=tuple(facts)),))

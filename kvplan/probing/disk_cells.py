@@ -26,6 +26,7 @@ TYPICAL = KvBlock(
 )
 # A cell needs at least two rounds of its threads to say anything about a rate.
 _ROUNDS = 2
+_ENOUGH = 16  # times its weight: more bytes than that tell no more of a cell
 _MOST_PIECES = 1024  # IOV_MAX
 
 
@@ -164,6 +165,16 @@ def all_cells(sizes: tuple[int, ...], kv: KvBlock | None, sweep_only: bool) -> l
 
 
 def share_out(cells: list[Cell], budget: int) -> list[Cell]:
-    """The cells with the write budget shared out among those that write."""
+    """The cells with the write budget shared out among those that write.
+
+    A long write, where there is one, gets what the others have no use for: it is the one that goes beyond fast caches.
+    """
     total = sum(cell.weight for cell in cells)
-    return [replace(cell, limit_bytes=budget * cell.weight // total) if cell.writes else cell for cell in cells]
+    long = any(cell.sustained for cell in cells)
+    shares = {
+        cell: min(budget * cell.weight // total, _ENOUGH * cell.weight) if long else budget * cell.weight // total
+        for cell in cells
+        if cell.writes and not cell.sustained
+    }
+    left = budget - sum(shares.values())
+    return [replace(cell, limit_bytes=shares.get(cell, left)) if cell.writes else cell for cell in cells]
