@@ -199,7 +199,8 @@ class _Reading:
             asked = None if of is None else of[index]
             moments.append(
                 Moment(
-                    at_s=end - first,
+                    from_s=begin - first,
+                    span_s=end - begin,
                     hit_ratio=min(1.0, hit[index] / asked) if hit is not None and asked else None,
                     prompt_tokens=None if asked is None else round(asked),
                     store_bytes_per_s=None if stores is None else stores[index] / (end - begin),

@@ -146,9 +146,13 @@ class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """One interval between pages, `at_s` seconds after the first one, all systems together. None: not counted."""
+    """One interval between two pages, `from_s` seconds after the first page, all systems together. None: not counted.
 
-    at_s: Seconds
+    `running` and `waiting` are as the page at its end found them.
+    """
+
+    from_s: Seconds
+    span_s: Seconds
     hit_ratio: Ratio | None = None
     prompt_tokens: Tokens | None = None
     store_bytes_per_s: Rate | None = None

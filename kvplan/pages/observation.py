@@ -239,7 +239,13 @@ def _time(seen: Observation) -> tuple[Section, ...]:
 
 
 def _points(seen: Observation, name: str) -> tuple[tuple[float, float], ...]:
-    pairs = [(one.at_s, getattr(one, name)) for one in seen.moments]
+    """What was gained over an interval, from its start on; a gauge where it was read, at the end of one."""
+    if name in ("running", "waiting"):
+        pairs = [(one.from_s + one.span_s, getattr(one, name)) for one in seen.moments]
+    else:
+        last = seen.moments[-1]
+        pairs = [(one.from_s, getattr(one, name)) for one in seen.moments]
+        pairs.append((last.from_s + last.span_s, getattr(last, name)))
     return tuple((at, float(value)) for at, value in pairs if value is not None)
 
 
