@@ -76,7 +76,10 @@ class TierTransfer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantileRead(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantile of a histogram and the bucket it lies in: `low_s` < it <= `high_s` (None: beyond the last limit)."""
+    """A quantile of a histogram and what it lies in: `low_s` < it <= `high_s` (None: beyond the last limit).
+
+    Bounds are those of its bucket, or closer where the mean allows no more.
+    """
 
     q: Ratio
     value_s: Seconds

@@ -14,7 +14,7 @@ from kvplan.observing.recording import Recording, Series
 class Quantile:
     """The value that a share `q` of observations stay under: `low` < it <= `high`, `value` by a straight line between.
 
-    `high` None: it lies above the histogram's last limit, and `value` is that limit.
+    `high` None: it lies above the histogram's last limit, nothing bounds it, and `value` is that limit.
     """
 
     q: float
@@ -37,20 +37,30 @@ class Histogram:
         return None if self.sum is None or not self.count else self.sum / self.count
 
     def quantile(self, q: float) -> Quantile | None:
-        """As Prometheus' histogram_quantile: within a bucket observations are taken to be spread evenly."""
+        """As Prometheus' histogram_quantile: within a bucket observations are taken to be spread evenly.
+
+        The mean may bound it closer than the bucket: of what is not negative, a share 1 - q cannot lie above
+        mean / (1 - q), or it alone would add up to more than all. That tells 29 µs from a first bucket of 0.3 s.
+        """
         if not self.buckets or not self.buckets[-1][1]:
             return None
         rank = q * self.buckets[-1][1]
         low, below = 0.0, 0.0
         for limit, up_to in self.buckets:
             if up_to >= rank and up_to > below:
+                most = self._bound(q)
                 if math.isinf(limit):
-                    return Quantile(q, low, low, None)
+                    return Quantile(q, low, low, most if most is not None and most > low else None)
                 low = min(low, limit)  # a first bucket at or below zero has no width
                 share = (rank - below) / (up_to - below)
-                return Quantile(q, low + (limit - low) * share, low, limit)
+                high = limit if most is None else max(low, min(limit, most))
+                return Quantile(q, low + (high - low) * share, low, high)
             low, below = limit, up_to
         return None
+
+    def _bound(self, q: float) -> float | None:
+        """The most that the mean allows a quantile of non-negative observations to be."""
+        return None if self.mean is None or self.mean < 0 or q >= 1 else self.mean / (1 - q)
 
 
 def read(recording: Recording, names: Sequence[str]) -> Histogram | None:

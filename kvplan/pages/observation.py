@@ -153,7 +153,7 @@ def _value(value: float, unit: str) -> str:
 
 def _hits(seen: Observation) -> Section:
     names = {system.name: system.title for system in seen.systems}
-    rows = [_tier(one, names[one.system]) for one in seen.hits]
+    rows = [_tier(one, names[one.system]) for one in seen.hits if one.tier in ("all", "gpu") or _used(one)]
     notes = [f"{system.title} does not count {text}" for system in seen.systems for text in system.uncounted]
     blocks = (
         (parts.table("tier|>hits|>hit tokens|>of|->asked of this tier|counted by|-`made of", rows),) if rows else ()
@@ -161,6 +161,11 @@ def _hits(seen: Observation) -> Section:
     reading = "Shares of all prompt tokens, so tiers of one system add up." if rows else ""
     text = (Text(text="; ".join(notes) + "."),) if notes else ()
     return Section(name="hits", heading="Hits by tier", reading=reading, blocks=(*blocks, *text), first=True)
+
+
+def _used(one: TierHits) -> bool:
+    """Whether a tier below the GPU had or was asked for anything: some systems count tiers that they do not have."""
+    return bool(one.hit_tokens or one.asked_tokens)
 
 
 def _tier(one: TierHits, title: str) -> Row:
@@ -215,7 +220,7 @@ def _waits(seen: Observation) -> tuple[Section, ...]:
     ]
     if not rows:
         return ()
-    reading = "In brackets the histogram's bucket, in which the true quantile lies."
+    reading = "In brackets where the true quantile lies: the histogram's bucket, or closer where the mean says so."
     block = parts.table("what|>observed|>mean|>p50|>p90|>p99|-`metric", rows)
     return (Section(name="waits", heading="Waits and added latency", reading=reading, blocks=(block,), first=True),)
 
