@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -24,6 +24,8 @@ Hashes: TypeAlias = tuple[int, int, int]
 
 # One part as it is kept and sent between processes: its place in PARTS, and its three hashes.
 PART = np.dtype([("kind", "u1"), ("exact", "<i8"), ("near", "<i8"), ("loose", "<i8")])
+
+_MOST_KNOWN = 1 << 18
 
 REASONING = ("reasoning_content", "reasoning")
 _THOUGHT_ENDS = ("</think>", "</thinking>", "</reasoning>")
@@ -100,18 +102,37 @@ def reply_of(message: object, ids: object = None) -> Reply | None:
     )
 
 
-def parts_of(messages: Iterable[dict[str, Any]], body: dict[str, Any], seed: Sequence[str], tools_first: bool) -> bytes:
-    """The parts of a chat prompt in the order in which the template puts them, as an array of PART in bytes.
+class Parts:
+    """Makes the parts of prompts. What a conversation repeats is hashed in full once; only hashes are remembered."""
 
-    `messages` are in plain form, `seed` keeps caches apart; `tools_first`: the tools stand before the system prompt.
-    """
-    switches = {key: body[key] for key in ("chat_template_kwargs", "reasoning_effort") if body.get(key)}
-    head = [("model", _fixed(seed)), *([("template", _fixed(switches))] if switches else [])]
-    rest = [(_kind(message), _message(message)) for message in messages]
-    tools = [("tools", _tools(body["tools"]))] if body.get("tools") else []
-    leading = 0 if tools_first else next((i for i, (kind, _) in enumerate(rest) if kind != "system"), len(rest))
-    rows = [*head, *rest[:leading], *tools, *rest[leading:]]
-    return np.array([(PARTS.index(kind), *hashes) for kind, hashes in rows], PART).tobytes()
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def of(
+        self, messages: Sequence[dict[str, Any]], body: dict[str, Any], seed: Sequence[str], tools_first: bool
+    ) -> bytes:
+        """The parts of a chat prompt in the order in which the template puts them, as an array of PART in bytes.
+
+        `messages` are in plain form, `seed` keeps caches apart; `tools_first`: tools stand before the system prompt.
+        """
+        switches = {key: body[key] for key in ("chat_template_kwargs", "reasoning_effort") if body.get(key)}
+        rows = [self._row("model", seed), *([self._row("template", switches)] if switches else [])]
+        said = [self._row("message", message) for message in messages]
+        tools = [self._row("tools", body["tools"])] if body.get("tools") else []
+        leading = 0 if tools_first else next((i for i, one in enumerate(messages) if not from_system(one)), len(said))
+        return b"".join((*rows, *said[:leading], *tools, *said[leading:]))
+
+    def _row(self, kind: str, value: Any) -> bytes:
+        """One PART, in bytes."""
+        name = hashlib.blake2b(msgspec.json.encode(value), digest_size=16, person=kind.encode()).digest()
+        row = self._known.get(name)
+        if row is None:
+            called = _kind(value) if kind == "message" else kind
+            row = np.array([(PARTS.index(called), *_HASHES[kind](value))], PART).tobytes()
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[name] = row
+        return row
 
 
 def told(reply: Reply | None, parts: bytes, head_tokens: int, answer_keys: bytes) -> Told:
@@ -170,7 +191,8 @@ def _message(message: dict[str, Any]) -> Hashes:
     text = message.get("content")
     if not isinstance(text, str):
         text = _json(text)
-    return _hash(text), _hash(_MOMENT.sub("#", text)), _hash(_ID.sub("#", _MOMENT.sub("#", text)))
+    undated = _MOMENT.sub("#", text)
+    return _hash(text), _hash(undated), _hash(_ID.sub("#", undated))
 
 
 def _assistant(message: dict[str, Any]) -> Hashes:
@@ -231,6 +253,19 @@ def _hash(text: str) -> int:
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 
+_HASHES: dict[str, Callable[[Any], Hashes]] = {
+    "model": _fixed,
+    "template": _fixed,
+    "tools": _tools,
+    "message": _message,
+}
+
+
+def from_system(message: dict[str, Any]) -> bool:
+    """Whether a message belongs to a prompt's head."""
+    return message["role"] in ("system", "developer")
+
+
 def placed(text: str, messages: list[dict[str, Any]], tools: object) -> tuple[bool, int]:
     """Whether tools stand before the system prompt of a rendered text, and where its head ends (-1: not found).
 
@@ -242,7 +277,7 @@ def placed(text: str, messages: list[dict[str, Any]], tools: object) -> tuple[bo
         content = message.get("content")
         said = content.strip() if isinstance(content, str) else ""
         at = text.find(said, after) if said else -1
-        if _kind(message) != "system":
+        if not from_system(message):
             return _first_tool(text, tools) < before, at
         if at >= 0:
             before, after = min(before, at), at + len(said)

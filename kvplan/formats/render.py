@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import KvplanError
-from kvplan.formats.parts import Reply, parts_of, placed
+from kvplan.formats.parts import Parts, Reply, from_system, placed
 
 Tokens: TypeAlias = NDArray[np.uint32]
 
@@ -77,6 +77,7 @@ class Renderer:
             what = str(error).strip().splitlines() or [type(error).__name__]
             raise KvplanError(f"{folder}: holds no tokenizer that transformers loads: {what[0]}") from None
         self._folder = folder
+        self._parts = Parts()
 
     def need_template(self) -> None:
         """Raise KvplanError where the tokenizer has no chat template, which logs of messages need."""
@@ -127,7 +128,7 @@ class Renderer:
     def _chat(self, messages: list[dict[str, Any]], work: Work) -> _Chat:
         text = self._rendered(messages, work.body)
         tools_first, head_end = placed(text, messages, work.body.get("tools"))
-        parts = parts_of(messages, work.body, work.seed, tools_first)
+        parts = self._parts.of(messages, work.body, work.seed, tools_first)
         return _Chat(text=text, parts=parts, head_end=head_end, messages=messages)
 
     def _answers(self, works: dict[int, Work], chats: dict[int, _Chat]) -> dict[int, Tokens]:
@@ -223,6 +224,7 @@ class Approximation:
 
     def __init__(self, bytes_per_token: float) -> None:
         self._bytes = bytes_per_token
+        self._parts = Parts()
 
     def need_template(self) -> None:
         """It needs none."""
@@ -239,8 +241,8 @@ class Approximation:
                 lines = [b"\n" + msgspec.json.encode(message) for message in messages]
                 tools = msgspec.json.encode(work.body.get("tools") or [])
                 text = tools + b"".join(lines)
-                parts = parts_of(messages, work.body, work.seed, tools_first=True)
-                first = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(lines))
+                parts = self._parts.of(messages, work.body, work.seed, tools_first=True)
+                first = next((i for i, message in enumerate(messages) if not from_system(message)), len(lines))
                 head = int((len(tools) + sum(map(len, lines[:first]))) // self._bytes)
             elif isinstance(prompt := work.body.get("prompt"), str):
                 text = prompt.encode("utf-8", "surrogatepass")
