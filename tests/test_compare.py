@@ -594,3 +594,15 @@ def test_figures_hold_where_all_requests_are_alike(tmp_path: Path) -> None:
     assert made.paired.ttft_change_s.value == 0
     assert math.isfinite(made.paired.ttft_change_ratio.high)
     assert report.sections(wrap(made)).lead.startswith("No difference shown")
+
+
+def test_a_real_report_of_guidellm_is_read() -> None:
+    """Three requests of GuideLLM 0.8.1's own report on a schedule that `replay export` wrote."""
+    made = results.result(RESULTS / "guidellm.json")
+    assert made.generator == "guidellm"
+    first = made.records[0]
+    assert (first.prompt_tokens, first.output_tokens, first.cached_tokens) == (144, 8, 32)
+    assert first.ttft_s == pytest.approx(0.010378837585)
+    assert first.latency_s == pytest.approx(0.013337135)
+    assert made.lag_s == pytest.approx((0.092855215, 0.097086212, 0.096691132))
+    assert len({record.key for record in made.records}) == 3
