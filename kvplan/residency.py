@@ -23,7 +23,7 @@ from kvplan.progress import Progress, silent
 from kvplan.resident import inputs
 from kvplan.resident.advice import findings
 from kvplan.resident.costs import PATTERN_RATIO, shared_memory, units
-from kvplan.resident.measure import co_access, play
+from kvplan.resident.measure import announced, co_access, play
 from kvplan.resident.search import search
 from kvplan.resident.settings import settings
 from kvplan.resident.split import divide
@@ -140,6 +140,7 @@ def residency(
     can never be loaded.
     """
     _check(machine, models, (policy, *compare))
+    announced(log, progress)
     runs: list[PolicyRun] = []
     for one in (policy, *compare):
         progress(f"playing {one.name}")

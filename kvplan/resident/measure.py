@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,11 +16,16 @@ from kvplan.documents import (
     ResidentModel,
     WaitSpread,
 )
+from kvplan.progress import Progress
 from kvplan.resident.costs import shared_memory, units
 from kvplan.resident.play import Play
 from kvplan.resident.table import INTERRUPTED, LEFT, SERVED, WAITING, Log
 
+if TYPE_CHECKING:
+    from kvplan.resident.compiled import Compiled
+
 SHOWN = 12  # models of the co-access matrix
+COMPILED_FROM = 50_000  # requests from which compiled loops are worth their start
 
 
 def play(
@@ -27,7 +33,7 @@ def play(
 ) -> PolicyRun:
     """Play the log under one policy and count. `spans` False leaves the timeline and the list of swaps out."""
     fresh = units(models, machine, shared_memory(models, machine))
-    run = Play(models, fresh, log, policy, machine)
+    run = _player(len(log.time_s))(models, fresh, log, policy, machine)
     run.run()
     status, waits = np.frombuffer(run.status, dtype=np.uint8), np.asarray(run.wait_s)
     which = np.asarray(log.model)
@@ -67,7 +73,23 @@ def play(
     )
 
 
-def _model(run: Play, index: int, status: np.ndarray, waits: np.ndarray) -> ModelResidency:
+def _player(requests: int) -> type[Play] | type[Compiled]:
+    if requests < COMPILED_FROM:
+        return Play
+    from kvplan.resident.compiled import Compiled  # half a second that short logs need not wait for
+
+    return Compiled
+
+
+def announced(log: Log, progress: Progress) -> None:
+    """Say that loops are compiled before the log is played, if they will be."""
+    if len(log.time_s) >= COMPILED_FROM:
+        from kvplan.resident.compiled import announced as said
+
+        said(progress)
+
+
+def _model(run: Play | Compiled, index: int, status: np.ndarray, waits: np.ndarray) -> ModelResidency:
     unit = run.unit_of[index]
     return ModelResidency(
         name=run.models[index].name,

@@ -15,11 +15,9 @@ import math
 from collections.abc import Sequence
 
 from kvplan.documents import Machine, ResidencyPolicy, ResidencySpan, ResidentModel, Swap
-from kvplan.resident.table import INTERRUPTED, LEFT, SERVED, SERVING, WAITING, Log, State, Unit
+from kvplan.resident.table import INTERRUPTED, KEPT, KILL_S, LEFT, SERVED, SERVING, WAITING, Log, State, Unit
 
 DONE, LOADED, STOPPED, LEAVES, HELD, KEEP, SLEEP, COUNTED = range(8)
-KILL_S = 10.0  # a loading process does not read its stop message; llama.cpp kills it after its stop timeout
-KEPT = 2000  # spans and swaps that are kept; all are counted
 
 
 class Play:
@@ -319,8 +317,8 @@ class Play:
         """Evict for one place in the queue after the other, until nobody may go."""
         count, size = self.count - self.leaving_count, self.bytes - self.leaving_bytes
         for unit in tuple(self.queue):
-            if unit.state == "loading":
-                continue
+            if not unit.queued or unit.state in ("loading", "ready", "busy"):
+                continue  # it is loaded, if closed to requests; or was just now evicted while it loaded
             count += 0 if unit.state == "sleeping" else unit.count
             size += unit.bytes
             if self._fits(count, size):

@@ -18,7 +18,7 @@ from kvplan.documents import (
 from kvplan.errors import KvplanError, LimitError
 from kvplan.progress import Progress
 from kvplan.resident.costs import shared_memory, units
-from kvplan.resident.measure import play
+from kvplan.resident.measure import announced, play
 from kvplan.resident.search import REQUESTS
 from kvplan.resident.table import Log
 from kvplan.units import show_bytes, show_duration
@@ -51,6 +51,7 @@ def divide(
     span = part.time_s[-1] - part.time_s[0]
     if span <= 0:
         raise KvplanError(f"{log.name} spans no time: dividing the host memory needs seconds an hour")
+    announced(part, progress)
     replicas = replicas_on_host(plan)
     runs: dict[tuple[bool | None, int, int | None], PolicyRun] = {}
     points = []

@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 State: TypeAlias = Literal["unloaded", "loading", "ready", "busy", "sleeping", "stopping"]
 
 WAITING, SERVING, SERVED, INTERRUPTED, LEFT = range(5)
+KILL_S = 10.0  # a loading process does not read its stop message; llama.cpp kills it after its stop timeout
+KEPT = 2000  # spans and swaps that are kept; all are counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
