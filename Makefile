@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 
 .PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers damaged-configs test-ray \
 	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report bench-residency \
-	exhaustive-residency live-router live-vllm live-llamacpp
+	exhaustive-residency live-router live-vllm live-llamacpp check-aiperf
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -51,6 +51,11 @@ docs: $(VENV)/.dev ## Regenerate the command reference and the map of the code.
 
 truth-transformers: $(VENV)/.dev ## Build every model type that transformers can and compare its cache, byte by byte.
 	$(BIN)/python benchmarks/truth_transformers.py
+
+check-aiperf: $(VENV)/.dev ## Schedules held against AIPerf's own loader and a run of it, in an environment of its own (1.2 GB).
+	$(PYTHON) -m venv $(VENV)-aiperf
+	$(VENV)-aiperf/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+	$(BIN)/python benchmarks/replay_aiperf.py $(VENV)-aiperf/bin/aiperf
 
 check-page: $(VENV)/.dev ## Hold the HTML pages against axe-core: needs npm (which fetches it) and a Chromium.
 	@command -v npm > /dev/null || { echo "make check-page needs npm, which fetches axe-core" >&2; exit 1; }
