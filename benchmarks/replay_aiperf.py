@@ -11,6 +11,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,7 +70,7 @@ def main() -> int:
     """Export in each form, load, play, compare."""
     aiperf = Path(sys.argv[1]).absolute()
     sys.path.insert(0, str(ROOT / "tests"))
-    from fake_server import serving
+    serving = import_module("fake_server").serving
 
     with tempfile.TemporaryDirectory(prefix="kvplan-aiperf-") as name:
         folder = Path(name)
