@@ -25,6 +25,7 @@ OUTPUT_TOKENS = 8
 POINTS = 1.0
 MODEL = "tiny"
 ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # threads that wait for each other crawl on a machine that does something else too
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-BYTES = 256  # vocabulary of the GGUF models: three special tokens, every byte, and 41 more
+BYTES = 256
 SPECIAL = 3
-GGUF_VOCABULARY = 300
+GGUF_VOCABULARY = 4096  # more than a schedule has blocks, so that no two blocks begin with the same token
 WORDS = 1000  # vocabulary of the vLLM model: w0, w1, …
 
 

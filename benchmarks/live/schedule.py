@@ -74,6 +74,7 @@ def conversations(path: Path, requests: int, seed: int, users: int = 24) -> Path
             "timestamp": 250 * place,
             "input_length": len(history[user]) * LOG_BLOCK - draw.randrange(LOG_BLOCK),
             "output_length": 100,
+            "block_size": LOG_BLOCK,
             "hash_ids": list(history[user]),
         }
         lines.append(json.dumps(row) + "\n")
