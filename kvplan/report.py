@@ -46,15 +46,25 @@ def sections(document: Document[Any]) -> Page:
 
 
 def page_of(documents: Sequence[Document[Any]]) -> Page:
-    """The page of one document, or the review of several plans. Raises KvplanError for several of another kind."""
+    """The page of one document, or the review of plans with their simulations.
+
+    Raises KvplanError for several documents of another kind, or a simulation of another model than the plans'.
+    """
     if len(documents) == 1:
         return sections(documents[0])
-    other = next((document.kind for document in documents if document.kind != "kvplan.plan"), None)
+    plans = [document for document in documents if document.kind == "kvplan.plan"]
+    simulations = [document for document in documents if document.kind == "kvplan.simulation"]
+    other = next((one.kind for one in documents if one.kind not in ("kvplan.plan", "kvplan.simulation")), None)
     if other is not None:
         raise KvplanError(f"a review of {len(documents)} documents is made of plans, and one of them is a {other}")
+    if not plans:
+        raise KvplanError(
+            f"{len(simulations)} simulations make no review: name the plan that they play, or just one"
+        )
     from kvplan.pages import review
 
-    return review.page(documents)
+    page = sections(plans[0]) if len(plans) == 1 else review.page(plans)
+    return review.with_simulations(page, [one.data for one in plans], simulations)
 
 
 def print_page(page: Page, console: Console, full: bool = False) -> None:

@@ -122,12 +122,11 @@ def sustainable(
     slo_ttft_s: float,
     limit: int = RATE_REQUESTS,
     points: int = RATE_POINTS,
-    band: tuple[float, float] = (1 - setup.ERROR, 1 + setup.ERROR),
     progress: Progress = silent,
 ) -> SustainableRate:
     """The highest rate at which p90 TTFT stays within the SLO, from a cold start, by time compression of the log."""
     paced = rates.Paced(requests, engine, arm, limit)
-    return rates.sustained(paced, slo_ttft_s, points, band, progress)
+    return rates.sustained(paced, slo_ttft_s, points, progress)
 
 
 def _with_rates(
@@ -141,9 +140,10 @@ def _with_rates(
 ) -> list[ArmResult]:
     """The rate that each arm sustains, and TTFT in all of them at shares of the first arm's."""
     paced = [rates.Paced(requests, engine, one.arm, limit) for one in results]
-    found = [rates.sustained(one, slo_ttft_s, RATE_POINTS, band, progress) for one in paced]
+    found = [rates.sustained(one, slo_ttft_s, RATE_POINTS, progress) for one in paced]
     first = found[0].requests_per_s
+    loads = [rates.loads(one, first, progress) if first else () for one in paced]
     return [
-        replace(result, sustainable=rate, loads=rates.loads(one, first, progress) if first else ())
-        for result, rate, one in zip(results, found, paced, strict=True)
+        replace(result, sustainable=rates.banded(rate, lower, band), loads=lower)
+        for result, rate, lower in zip(results, found, loads, strict=True)
     ]

@@ -9,7 +9,7 @@ from test_simulate import BLOCK, ENGINE, OFF, TOKEN, conversations, host, log_of
 from test_simulation_faults import SMALL
 
 from kvplan import simulate
-from kvplan.documents import ArmResult, EngineModel, Fault, Loop, RatePoint, Requests
+from kvplan.documents import ArmResult, EngineModel, Fault, Loop, Requests
 from kvplan.errors import UsageError
 from kvplan.simulation.rates import crossing
 from kvplan.simulation.schedule import schedule_of
@@ -156,12 +156,8 @@ def test_a_worker_that_is_not_there_cannot_leave_nor_the_only_one() -> None:
 # ------------------------------------------------------------------------------------------------- rates
 
 
-def rate_points(*pairs: tuple[float, float]) -> list[RatePoint]:
-    return [RatePoint(requests_per_s=rate, ttft_p90_s=p90, holds=True) for rate, p90 in pairs]
-
-
 def test_where_a_target_is_passed_lies_between_the_rates_around_it() -> None:
-    tried = rate_points((4.0, 16.0), (1.0, 1.0), (2.0, 4.0))  # p90 = rate squared
+    tried = [(1.0, 1.0), (2.0, 4.0), (4.0, 16.0)]  # p90 = rate squared
     assert crossing(tried, 2.25) == pytest.approx(1.5)
     assert crossing(tried, 9.0) == pytest.approx(3.0)
     assert crossing(tried, 0.5) is None

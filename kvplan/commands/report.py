@@ -101,7 +101,8 @@ def report(
 ) -> None:
     """A review document: from one document, from several, or straight from a model, a log and a probe.
 
-    Several plans, models, hosts or GPUs make one review, a plan for each of their combinations.
+    Several plans, models, hosts or GPUs make one review, a plan for each of their combinations. A simulation beside its
+    plan is part of the review.
 
     Example: kvplan report --model llama-3.1-8b --log trace.jsonl --probe host.json --gpu h100-80gb -o review.html
     """
@@ -162,15 +163,16 @@ def _reviewed(
     what_if: list[str] | None,
     earlier: Path | None,
 ) -> list[Document[Any]]:
-    """The plans among the inputs, then those that the rest of them makes; a document that is alone stays itself."""
+    """The plans among the inputs, those that the rest of them makes, simulations; one that is alone stays itself."""
     plans = [document for document in inputs if document.kind == "kvplan.plan"]
-    rest = [document for document in inputs if document.kind != "kvplan.plan"]
-    if len(rest) == 1 and not plans and not what_if and not earlier:
-        return rest
+    played = [document for document in inputs if document.kind == "kvplan.simulation"]
+    rest = [document for document in inputs if document.kind not in ("kvplan.plan", "kvplan.simulation")]
+    if len(rest) + len(played) == 1 and not plans and not what_if and not earlier:
+        return [*rest, *played]
     made = [_beside(document, what_if, earlier) for document in plans]
     for documents, gpu in cases_of(rest, gpus) if rest else ():
         made.append(planned(documents, gpu, policy, prices, what_if, earlier))
-    return made
+    return [*made, *played]
 
 
 def _beside(document: Document[Plan], what_if: list[str] | None, earlier: Path | None) -> Document[Plan]:
@@ -191,7 +193,11 @@ def _beside(document: Document[Plan], what_if: list[str] | None, earlier: Path |
 def _single(documents: list[Document[Any]], what: str) -> Document[Any]:
     """The one document of a review. Raises UsageError where there are several, which are no document."""
     if len(documents) > 1:
-        raise UsageError(f"{what}: {len(documents)} plans are not one document: save each with `kvplan plan … -o FILE`")
+        kinds = {document.kind.removeprefix("kvplan.") + "s" for document in documents}
+        names = kinds.pop() if len(kinds) == 1 else "documents"
+        raise UsageError(
+            f"{what}: {len(documents)} {names} are not one document: save each with its own command and -o FILE"
+        )
     return documents[0]
 
 

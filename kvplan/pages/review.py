@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvplan.documents import Document, Plan
+from kvplan.documents import Document, Plan, Simulation
+from kvplan.errors import KvplanError
 from kvplan.page import Axis, Block, Figure, Page, Plot, Role, Row, Section, Series
 from kvplan.pages import parts
 from kvplan.pages import plan as one_plan
+from kvplan.pages import simulation as one_simulation
 from kvplan.units import show_bytes, show_duration, show_percent
 
 _ROLES: tuple[Role, ...] = ("main", "second", "third", "fourth", "muted", "danger")
@@ -38,6 +40,47 @@ def page(documents: Sequence[Document[Plan]]) -> Page:
         origin="; ".join(dict.fromkeys(parts.origin(document) for document in documents)),
         sections=tuple(sections),
     )
+
+
+def with_simulations(page: Page, plans: Sequence[Plan], simulations: Sequence[Document[Simulation]]) -> Page:
+    """The review with its plans' simulations before its policy, or at its end. Raises KvplanError for another's."""
+    sections: list[Section] = []
+    for number, document in enumerate(simulations, 1):
+        _check_belongs(document.data, plans)
+        sections += [
+            _played(section, number if len(simulations) > 1 else None, document)
+            for section in one_simulation.page(document).sections
+        ]
+    names = [section.name for section in page.sections]
+    place = names.index("policy") if "policy" in names else len(names)
+    origin = "; ".join(dict.fromkeys((page.origin, *(parts.origin(one) for one in simulations))))
+    return replace(page, origin=origin, sections=(*page.sections[:place], *sections, *page.sections[place:]))
+
+
+def _check_belongs(simulation: Simulation, plans: Sequence[Plan]) -> None:
+    """A simulation of an engine given by its figures is taken at its word."""
+    models = {plan.inputs.estimate.data.model.config_sha256: plan.inputs.estimate.data.model for plan in plans}
+    played = simulation.model
+    if played is not None and played.config_sha256 not in models:
+        names = ", ".join(parts.model_name(model) for model in models.values())
+        raise KvplanError(
+            f"the simulation is of {parts.model_name(played)}, and the review of {names}: name the plan that was played"
+        )
+
+
+_HEADLINES = ("arms", "rates")  # of a simulation, for a review's first screen
+
+
+def _played(section: Section, number: int | None, document: Document[Simulation]) -> Section:
+    """A section of a simulation in a review: its names apart from the plan's, its headlines first."""
+    mark = "simulation" if number is None else f"simulation-{number}"
+    blocks = tuple(
+        replace(block, name=f"{mark}-{block.name}") if isinstance(block, Figure) else block for block in section.blocks
+    )
+    heads = section.name in _HEADLINES
+    words = {"arms": f"Simulation: {document.data.requests:,} requests played in every arm"}
+    heading = words.get(section.name, f"Simulation: {section.heading[0].lower()}{section.heading[1:]}")
+    return replace(section, name=f"{mark}-{section.name}", heading=heading, blocks=blocks, first=heads, listed=heads)
 
 
 def labels(plans: Sequence[Plan]) -> list[str]:

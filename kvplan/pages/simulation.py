@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvplan.documents import Arm, ArmResult, Document, Fault, Simulation, Spread, TierUse
-from kvplan.page import Fact, Facts, Page, Row, Section, Table, Text
+from kvplan.page import Block, Fact, Facts, Page, Row, Section, Table, Text
 from kvplan.pages import parts
+from kvplan.pages import simulation_figures as figures
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 
@@ -16,9 +17,11 @@ def page(document: Document[Simulation]) -> Page:
         *_rates(simulation),
         _trust(simulation),
         *parts.findings(simulation.findings),
+        *_waiting(simulation),
+        *_phases(simulation),
+        _slices(simulation),
         _tiers(simulation),
         _removals(simulation),
-        _slices(simulation),
         *_faults(simulation),
         _engine(simulation),
     )
@@ -120,7 +123,53 @@ def _rates(simulation: Simulation) -> tuple[Section, ...]:
         return ()
     reading = "The highest rate at which 90 % of requests have their first token in time: what a tier is worth."
     block = parts.table("arm|>holds up to|>fails at|>TTFT target|>requests played", rows)
-    return (Section(name="rates", heading="Sustainable rate", reading=reading, blocks=(block,), first=True),)
+    blocks: list[Block] = [*figures.rates(simulation), block, *figures.headroom(simulation)]
+    return (Section(name="rates", heading="Sustainable rate", reading=reading, blocks=tuple(blocks), first=True),)
+
+
+def _waiting(simulation: Simulation) -> tuple[Section, ...]:
+    """TTFT in every arm at equal loads, where a rate was searched."""
+    drawn = figures.ttft(simulation)
+    if not drawn:
+        return ()
+    rows = []
+    for one in simulation.arms:
+        for load in one.loads:
+            times = {point.share: show_duration(point.seconds) for point in load.ttft}
+            spread = " / ".join(times.get(share, parts.NONE) for share in (0.5, 0.9, 0.99))
+            busy, hits = show_percent(load.gpu_busy_ratio), show_percent(load.hit_ratio)
+            rows.append(
+                (f"{load.load_ratio * 100:.0f} %", f"{load.requests_per_s:.3g}/s", one.arm.name, hits, busy, spread)
+            )
+    rows.sort(key=lambda row: float(row[0].rstrip(" %")))
+    table = parts.table(">load|>rate|arm|>hits|>GPU busy|>TTFT p50 / p90 / p99", rows)
+    reading = f"Load is the share of what arm {simulation.arms[0].arm.name} sustains: the same rate in every arm."
+    return (Section(name="waiting", heading="TTFT at equal load", reading=reading, blocks=(*drawn, table)),)
+
+
+_PHASES = {"cold": "cold start", "full": "a tier is full", "scan-over": "the scan is over"}
+
+
+def _phases(simulation: Simulation) -> tuple[Section, ...]:
+    """What an arm goes through, where there is more than a cold start."""
+    rows = [
+        (
+            one.arm.name,
+            _PHASES.get(phase.name) or figures.FAULTS[phase.name],
+            show_duration(phase.from_s),
+            f"{phase.requests:,}",
+            show_percent(phase.hit_ratio) if phase.requests else parts.NONE,
+            parts.seconds_or_unknown(phase.ttft_p50_s) if phase.requests else parts.NONE,
+            parts.seconds_or_unknown(phase.ttft_p90_s) if phase.requests else parts.NONE,
+        )
+        for one in simulation.arms
+        for phase in one.phases
+    ]
+    if len(rows) <= len(simulation.arms):
+        return ()
+    reading = "A phase begins when the largest tier has to give up its first block, or when something happens."
+    table = parts.table("arm|phase|>from|>requests|>hits|>p50 TTFT|>p90 TTFT", rows)
+    return (Section(name="phases", heading="Phases", reading=reading, blocks=(table,)),)
 
 
 def _trust(simulation: Simulation) -> Section:
@@ -156,11 +205,20 @@ def _removals(simulation: Simulation) -> Section:
     for one in simulation.arms:
         for use in one.tiers:
             name = parts.TIERS[use.tier]
-            rows.append((one.arm.name, name, "kept until the end", f"{use.blocks:,}"))
-            rows += [(one.arm.name, name, f"removed: {why}", f"{n:,}") for why, n in use.removed_blocks.items()]
-            rows += [(one.arm.name, name, f"not taken: {why}", f"{n:,}") for why, n in use.refused_blocks.items()]
-    block = parts.table("arm|tier|what became of blocks|>blocks", rows)
+            kept, left = use.kept_never_hit_blocks, use.removed_never_hit_blocks
+            rows.append((one.arm.name, name, "kept until the end", f"{use.blocks:,}", _count(kept)))
+            gone = sum(use.removed_blocks.values())
+            if len(use.removed_blocks) > 1:
+                rows.append((one.arm.name, name, "removed", f"{gone:,}", _count(left)))
+            only = _count(left) if len(use.removed_blocks) == 1 else ""
+            rows += [(one.arm.name, name, f"removed: {why}", f"{n:,}", only) for why, n in use.removed_blocks.items()]
+            rows += [(one.arm.name, name, f"not taken: {why}", f"{n:,}", "") for why, n in use.refused_blocks.items()]
+    block = parts.table("arm|tier|what became of blocks|>blocks|>never hit while there", rows)
     return Section(name="removals", heading="Why blocks stayed or went", blocks=(block,))
+
+
+def _count(number: int | None) -> str:
+    return parts.UNKNOWN if number is None else f"{number:,}"
 
 
 def _slices(simulation: Simulation) -> Section:
@@ -179,7 +237,8 @@ def _slices(simulation: Simulation) -> Section:
         columns = ">from|>requests|>hits|>p90 TTFT|>host memory filled"
         tables.append(parts.table(columns, rows, title=f"Arm {one.arm.name}"))
     reading = "Tenths of the schedule: a cold start warms up, a fault shows where it struck."
-    return Section(name="slices", heading="Over time", reading=reading, blocks=tuple(tables))
+    blocks: list[Block] = [*figures.cold_start(simulation), *figures.occupancy(simulation), *tables]
+    return Section(name="slices", heading="Over time", reading=reading, blocks=tuple(blocks))
 
 
 def _faults(simulation: Simulation) -> tuple[Section, ...]:
@@ -202,6 +261,9 @@ def _fault(fault: Fault) -> str:
         "link": f"the link of the {fault.tier} tier runs at {fault.value:g} times its rate",
         "load-failure": f"{show_percent(min(1.0, fault.value))} of loads fail from now on",
         "client-gone": f"the client of request {fault.request} is gone",
+        "worker-gone": f"replica {fault.value:.0f} leaves for good",
+        "scan": f"{fault.value:,.0f} requests that share nothing come on top",
+        "churn": "everything asked for from then on is new",
     }
     return words[fault.kind]
 

@@ -14,7 +14,7 @@ from kvplan.simulation.tiers import Tier
 from kvplan.simulation.world import Held, World
 
 SLICES = 10
-MOMENTS = 60
+MOMENTS = 40
 
 
 def full_at(tiers: Sequence[GpuCache] | Sequence[Tier]) -> float | None:

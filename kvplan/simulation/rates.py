@@ -9,6 +9,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from kvplan.documents import Arm, EngineModel, LoadPoint, RatePoint, Requests, SustainableRate
 from kvplan.errors import KvplanError
 from kvplan.progress import Progress
@@ -54,10 +56,8 @@ class Paced:
         return quantile(times, SHARE) if times else None
 
 
-def sustained(
-    paced: Paced, slo_s: float, points: int, band: tuple[float, float], progress: Progress
-) -> SustainableRate:
-    """The highest rate of an arm; `band` are the lowest and highest of true over modelled times."""
+def sustained(paced: Paced, slo_s: float, points: int, progress: Progress) -> SustainableRate:
+    """The highest rate of an arm."""
 
     def p90_at(rate: float) -> float | None:
         progress(f"arm {paced.arm.name}: sustainable rate, {rate:.3g}/s", len(tried) / points)
@@ -74,9 +74,23 @@ def sustained(
         points=points,
         requests_per_s=max(holds, default=None),
         fails_at=min(fails, default=None),
-        low_per_s=crossing(tried, slo_s / band[1]),
-        high_per_s=crossing(tried, slo_s / band[0]) if band[0] else None,
         tried=tuple(tried),
+    )
+
+
+def banded(found: SustainableRate, lower: Sequence[LoadPoint], band: tuple[float, float]) -> SustainableRate:
+    """With what the rate would be if true times were `band` (lowest, highest) times those modelled.
+
+    Between all rates played: those of the search, and the lower ones at which distributions were taken.
+    """
+    played = {one.requests_per_s: one.ttft_p90_s for one in found.tried}
+    for load in lower:
+        played[load.requests_per_s] = next((one.seconds for one in load.ttft if one.share == SHARE), None)
+    points = [(rate, p90) for rate, p90 in sorted(played.items()) if p90]
+    return replace(
+        found,
+        low_per_s=crossing(points, found.slo_ttft_s / band[1]),
+        high_per_s=crossing(points, found.slo_ttft_s / band[0]) if band[0] else None,
     )
 
 
@@ -96,18 +110,15 @@ def search(
         tried.append(RatePoint(requests_per_s=math.exp(middle), ttft_p90_s=p90, holds=holds))
 
 
-def crossing(tried: Sequence[RatePoint], target_s: float) -> float | None:
-    """The rate at which p90 TTFT passes a target, straight between two rates tried on logarithmic axes.
+def crossing(points: Sequence[tuple[float, float]], target_s: float) -> float | None:
+    """The rate at which p90 TTFT passes a target, straight between two of `points` (rate, p90) on logarithmic axes.
 
-    None where all rates tried lie on one side of it.
+    Points are in order of rates. None where all of them lie on one side of the target.
     """
-    points = sorted((one.requests_per_s, one.ttft_p90_s) for one in tried if one.ttft_p90_s)
-    below = [number for number, (_, p90) in enumerate(points) if p90 is not None and p90 <= target_s]
+    below = [number for number, (_, p90) in enumerate(points) if p90 <= target_s]
     if not below or below[-1] + 1 == len(points):
         return None
     (rate, under), (next_rate, over) = points[below[-1]], points[below[-1] + 1]
-    assert under is not None
-    assert over is not None
     part = math.log(target_s / under) / math.log(over / under)
     return math.exp(math.log(rate) + part * math.log(next_rate / rate))
 
