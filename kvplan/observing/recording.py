@@ -48,7 +48,7 @@ class Recording:
             rows: dict[tuple[str, Labels], list[float | None]] = {}
             for moment, page in enumerate(track.pages):
                 for key, value in (page.samples if page else {}).items():
-                    if not math.isnan(value):
+                    if math.isfinite(value) and value >= 0:  # what is read here counts or fills: else it is no reading
                         rows.setdefault(key, [None] * self.rounds)[moment] = value
             for (name, labels), values in rows.items():
                 self._series.setdefault(name, []).append(Series(index, dict(labels), tuple(values)))
