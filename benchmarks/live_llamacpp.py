@@ -56,6 +56,8 @@ def replay(given: argparse.Namespace, sent: Sent, work: Path) -> Path:
     options: list[str | Path] = ["--server", f"http://{HOST}:{port}", "--concurrency", "1", "-o", folder]
     for arm, mib in (("off", 0), ("on", CACHE_RAM_MIB)):
         options += [f"--serve-{arm}", serve(program, model, port, mib)]
+    # llama-server closes idle connections, and a request on one that is about to close would count as failed.
+    options += ["--aiperf-arg", "--connection-reuse-strategy", "--aiperf-arg", "never"]
     kvplan("replay", "run", sent.path, "--order", given.order, "--aiperf", given.aiperf, *options)
     return folder
 
@@ -110,7 +112,7 @@ def compare(given: argparse.Namespace, work: Path) -> bool:
     good = True
     for run in sorted(path for path in folder.iterdir() if path.name[:2].isdecimal()):
         good &= judge(run, sent, cached_tokens(sent.requests, on if run.name.endswith("on") else rules))
-    print(kvplan("compare", folder))
+    print(kvplan("compare", folder, "--schedule", sent.ids, "-o", work / "comparison.json"))
     return good
 
 

@@ -6,6 +6,7 @@ Without a trace at hand, `conversations` draws a log from a seed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Mapping
@@ -47,13 +48,16 @@ def exported(
     model: str,
     extra: Mapping[str, Any],
 ) -> Sent:
-    """The first `limit` requests of a log in blocks of `block_tokens`, those over `longest` tokens left out."""
-    options = replay.Options(
-        limit=limit, block_tokens=block_tokens, output_tokens=output_tokens, max_model_len=longest, sessions=False
-    )
-    made = replay.schedule_of(read([log]), options)
+    """The first `limit` requests of a log in blocks of `block_tokens`, those over `longest` tokens left out.
+
+    Sessions are in the schedule of ids, for whoever pairs results, and not in the bodies.
+    """
+    options = replay.Options(limit=limit, block_tokens=block_tokens, output_tokens=output_tokens, max_model_len=longest)
+    requests = read([log])
     ids, path = folder / "schedule.jsonl", folder / "payloads.jsonl"
-    replay.write(made, ids, "ids")
+    replay.write(replay.schedule_of(requests, options), ids, "ids")
+    # A load generator would play one session after the other where it knows of any; the order is to be the log's.
+    made = replay.schedule_of(requests, dataclasses.replace(options, sessions=False))
     request = replay.Request(model=model, symbols=replay.symbols_of(vocabulary, None), extra=extra)
     replay.write(made, path, "payload", request)
     bodies = tuple(json.loads(line)["payload"] for line in path.read_text().splitlines())
@@ -76,6 +80,7 @@ def conversations(path: Path, requests: int, seed: int, users: int = 24) -> Path
             "output_length": 100,
             "block_size": LOG_BLOCK,
             "hash_ids": list(history[user]),
+            "session_id": f"user {user}",
         }
         lines.append(json.dumps(row) + "\n")
         if len(history[user]) > 40:
