@@ -459,7 +459,7 @@ def cpu_as_cuda(monkeypatch: pytest.MonkeyPatch) -> Runtime:
         "cudart": lambda: runtime,
         "device": lambda device: nullcontext(),
         "stream": lambda stream: nullcontext(),
-        "Stream": lambda device: SimpleNamespace(synchronize=lambda: None),
+        "Stream": lambda device: SimpleNamespace(synchronize=lambda: None, cuda_stream=7),
         "Event": lambda enable_timing: event,
         "synchronize": lambda device: None,
         "mem_get_info": lambda device: (GiB, GiB),
@@ -560,14 +560,14 @@ def test_a_batch_is_one_call_of_the_newest_signature(names: tuple[str, ...]) -> 
     assert driver.batches
     buffer, memory = torch.arange(200, dtype=torch.uint8), torch.zeros(200, dtype=torch.uint8)
     pairs = mechanisms.shuffled(mechanisms.pairs_of("h2d", buffer, memory, 16))
-    mechanisms.Batch(driver, pairs).submit(STREAM)
+    mechanisms.Batch(driver, pairs).submit(7)
     assert torch.equal(memory, buffer)
     assert library.calls == [names[-1]]
     refusing = mechanisms.Driver(Library(*names, "cuGetErrorName", status=801))
     with pytest.raises(KvplanError, match="cuMemcpyBatchAsync: CUDA_ERROR_NOT_SUPPORTED"):
-        mechanisms.Batch(refusing, pairs).submit(STREAM)
+        mechanisms.Batch(refusing, pairs).submit(7)
     with pytest.raises(KvplanError, match="cuMemcpyBatchAsync: CUDA error 1"):
-        mechanisms.Batch(mechanisms.Driver(Library(*names, status=1)), pairs).submit(STREAM)
+        mechanisms.Batch(mechanisms.Driver(Library(*names, status=1)), pairs).submit(7)
     assert not mechanisms.Driver(Library()).batches
 
 
@@ -652,8 +652,8 @@ def test_a_gpu_that_dies_keeps_what_was_measured_and_gives_the_memory_back() -> 
     assert gpu.pinned == {}
 
 
-def test_a_load_that_cannot_be_made_leaves_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = probed(FakeGpu(refuses=("decode",)), monkeypatch, only=("gpu", "contention"))
+def test_a_load_that_cannot_be_made_leaves_the_copies() -> None:
+    found = measure(FakeGpu(refuses=("decode",)), extras=gpu_extras.Extras(contention_s=0.01))
     assert found.links
     assert found.contention == ()
     told = [finding.text for finding in found.findings if finding.code == "gpu-part-not-measured"]

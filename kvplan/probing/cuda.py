@@ -231,9 +231,10 @@ class TorchGpu:
         return [gather, *self._looped(direction, host[rest:], memory[rest:], granule)]
 
     def submit(self, stream: Any, pieces: Sequence[Any]) -> None:
+        handle = stream.cuda_stream
         with self._failing("copy"), self._torch.cuda.stream(stream):
             for piece in pieces:
-                piece.submit(stream)
+                piece.submit(handle)
 
     def decode_load(self, size: int) -> DecodeLoad:
         with self._failing("prepare a decoding load"):

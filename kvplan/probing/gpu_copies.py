@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ _BATCH = 8  # copies queued on one stream before the other gets its turn
 _AGREE, _AGREEING, _UNSETTLED = 0.02, 3, 0.1
 _FEWEST_TRAINS, _MOST_TRAINS = 5, 40
 _FEWEST_SINGLES, _MOST_SINGLES = 5, 200
+_MOST_PIECES = 16384  # of one train
 _WARM_SHARE, _SINGLES_SHARE = 0.3, 0.2
 
 
@@ -61,8 +62,9 @@ class Copies:
         random: np.random.Generator,
         mechanism: Mechanism = "loop",
     ) -> None:
-        self.gpu, self.lane, self.opposite = gpu, lane, opposite
-        self.granule = granule
+        self.gpu, self.granule = gpu, granule
+        self.lane = lane = _short(lane, granule)
+        self.opposite = opposite = None if opposite is None else _short(opposite, granule)
         self.base, self.random = base, random
         self.pieces = gpu.prepare(lane.direction, lane.host, lane.memory, granule, mechanism)
         self.count = -(-len(lane.host) // granule)
@@ -167,6 +169,12 @@ class Copies:
         if self.lane.direction == "h2d":
             return self.gpu.wrong_words(self.lane.memory, key, size)
         return wrong_host_words(self.lane.host[:size], self.base, key)
+
+
+def _short(lane: Lane, granule: int) -> Lane:
+    """The lane's beginning, as long as a train of pieces of this size needs to be: small ones take their time each."""
+    size = min(len(lane.host), granule * _MOST_PIECES)
+    return replace(lane, host=lane.host[:size], memory=lane.memory[:size])
 
 
 def _batches(pieces: Sequence[Any]) -> list[Sequence[Any]]:

@@ -14,19 +14,16 @@ from kvplan.progress import Progress
 
 
 def join_all(threads: Iterable[threading.Thread]) -> None:
-    """Wait for every thread that was started, whatever a user presses meanwhile.
-
-    Raises KeyboardInterrupt in the end where it came while waiting.
-    """
-    interrupted = False
+    """Wait for every thread that was started, whatever a signal raises meanwhile; the first of it is raised at last."""
+    raised: BaseException | None = None
     for thread in threads:
         while thread.ident is not None and thread.is_alive():
             try:
                 thread.join()
-            except KeyboardInterrupt:
-                interrupted = True
-    if interrupted:
-        raise KeyboardInterrupt
+            except BaseException as error:  # Ctrl-C, or what a handler of SIGTERM raises to end the program
+                raised = raised or error
+    if raised is not None:
+        raise raised
 
 
 @contextmanager

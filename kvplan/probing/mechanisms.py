@@ -28,8 +28,8 @@ _STREAM_ORDER = 1  # the source is read when the stream gets there, the only ord
 class Copy(Protocol):
     """Something that a stream can be given to do."""
 
-    def submit(self, stream: Any) -> None:
-        """Queue it on the stream that is torch's current one."""
+    def submit(self, stream: int) -> None:
+        """Queue it on the stream that is torch's current one; `stream` is its handle for the driver."""
 
 
 class Plain:
@@ -38,7 +38,7 @@ class Plain:
     def __init__(self, target: Any, source: Any) -> None:
         self.target, self.source = target, source
 
-    def submit(self, stream: Any) -> None:
+    def submit(self, stream: int) -> None:
         self.target.copy_(self.source, non_blocking=True)
 
 
@@ -129,15 +129,17 @@ def driver() -> Driver | None:
 
 
 class Single:
-    """One asynchronous copy, by the call that engines make in a loop, with next to nothing of Python around it."""
+    """One asynchronous copy, by the call that engines make in a loop, with as little of Python around it as can be."""
+
+    __slots__ = ("_copy", "_driver", "_keep", "_size", "_source", "_target")
 
     def __init__(self, driver: Driver, direction: Direction, target: Any, source: Any) -> None:
         self._keep = target, source  # what the pointers point into must live as long as this
         self._driver, self._copy = driver, driver.single(direction)
-        self._what = (target.data_ptr(), source.data_ptr(), len(target))
+        self._target, self._source, self._size = target.data_ptr(), source.data_ptr(), len(target)
 
-    def submit(self, stream: Any) -> None:
-        status = self._copy(*self._what, stream.cuda_stream)
+    def submit(self, stream: int) -> None:
+        status = self._copy(self._target, self._source, self._size, stream)
         if status:
             self._driver.check("cuMemcpyAsync", status)
 
@@ -154,8 +156,8 @@ class Batch:
         self._sources = pointers(*(source.data_ptr() for _, source in pairs))
         self._sizes = sizes(*(len(target) for target, _ in pairs))
 
-    def submit(self, stream: Any) -> None:
-        self._driver.batch(self._targets, self._sources, self._sizes, stream.cuda_stream)
+    def submit(self, stream: int) -> None:
+        self._driver.batch(self._targets, self._sources, self._sizes, stream)
 
 
 class Gather:
@@ -168,7 +170,7 @@ class Gather:
         self._source = source[: rows * granule].view(torch.int64).view(rows, granule // _WORD)
         self._index = torch.arange(rows, device=target.device)
 
-    def submit(self, stream: Any) -> None:
+    def submit(self, stream: int) -> None:
         self._torch.index_select(self._source, 0, self._index, out=self._target)
 
 

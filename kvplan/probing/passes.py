@@ -126,14 +126,15 @@ class TorchPasses:
     def _on_device(self, model: Any, ids: Any, cache: Any) -> float:
         """Device time alone: everything is submitted behind a wait, so that submitting costs nothing between marks."""
         cuda = self._torch.cuda
-        start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        cuda.synchronize(self._device)
-        cuda._sleep(_BLOCK_CYCLES)
-        start.record()
-        self._run(model, ids, cache)
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        with cuda.device(self._device):  # events and the wait go to the current device's stream
+            start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+            cuda.synchronize(self._device)
+            cuda._sleep(_BLOCK_CYCLES)
+            start.record()
+            self._run(model, ids, cache)
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1e3
 
 
 def _cache_name(known: Collection[str]) -> str:
