@@ -61,7 +61,7 @@ def loaded(aiperf: Path, schedule: Path) -> bool:
     done = subprocess.run([python, "-c", LOADER, schedule], check=True, stdout=subprocess.PIPE, text=True)
     names = ("timestamp", "session_id", "delay", "input_length", "output_length", "hash_ids", "payload")
     rows = [json.loads(line) for line in schedule.read_text().splitlines()]
-    same = json.loads(done.stdout) == [[row.get(name) for name in names] for row in rows]
+    same = bool(json.loads(done.stdout) == [[row.get(name) for name in names] for row in rows])
     print(f"{schedule.name}: {len(rows)} lines, {'as written' if same else 'TAKEN OTHERWISE'}")
     return same
 

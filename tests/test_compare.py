@@ -336,7 +336,9 @@ def test_what_would_make_a_comparison_worthless_is_refused(tmp_path: Path) -> No
         "answer of another length.*session s7 turn 0 \\(7 and 8 tokens\\).*ignore_eos", [*good[:7], row("s7", answer=7)]
     )
     refused("sent 501 ms late or more", good, 501.0)
-    refused("1 of 8 requests failed", [*good[:7], row("s7", error={"code": 500})])
+    refused(
+        "1 of 8 requests failed.*the first: no such model", [*good[:7], row("s7", error={"message": "no such\nmodel"})]
+    )
     refused("none of its 8 requests succeeded", [{**one, "error": "x"} for one in good])
     refused("do not have the same requests", [*good, row("s8")])
     two = [aiperf(tmp_path / "x", good), vllm_bench(tmp_path / "y.json", good)]
@@ -444,6 +446,7 @@ def test_replays_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
         ),
         ({"sglang:cached_tokens_total": 1, "sglang:prompt_tokens_total": 4}, 0, 0.25),
         ({"llamacpp:prompt_tokens_total": 40}, 100, 0.6),
+        ({"llamacpp:prompt_tokens_total": 40, "llamacpp:prompt_tokens_cached_total": 120}, 100, 0.75),
         ({"llamacpp:prompt_tokens_total": 140}, 100, None),
         ({"vllm:prefix_cache_hits_total": 0, "vllm:prefix_cache_queries_total": 0}, 0, None),
         ({"other_total": 3}, 9, None),

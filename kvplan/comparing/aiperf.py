@@ -47,7 +47,7 @@ def looks(first: dict[str, Any]) -> bool:
 def read(path: Path, text: bytes) -> Result:
     """Read a run. Raises KvplanError naming the line or the metric that is missing."""
     records, failed = [], []
-    starts, ends = [], []
+    starts, ends, errors = [], [], []
     decode = msgspec.json.Decoder(_Line).decode
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -63,6 +63,7 @@ def read(path: Path, text: bytes) -> Result:
         ends.append(one.metadata.request_end_ns)
         if one.error or one.metadata.was_cancelled:
             failed.append(key)
+            errors.append(_said(one.error))
         else:
             records.append(_record(path, number, one, key))
     summary = _summary(path.with_name(SUMMARY))
@@ -71,6 +72,7 @@ def read(path: Path, text: bytes) -> Result:
         generator="aiperf",
         records=tuple(records),
         failed=tuple(failed),
+        error=errors[0] if errors else "",
         span_s=(max(ends) - min(starts)) * 1e-9 if starts else 0.0,
         lag_p99_s=_lag(summary),
     )
@@ -104,6 +106,12 @@ def _record(path: Path, number: int, one: _Line, key: str) -> Record:
         latency_s=latency,
         start_s=one.metadata.request_start_ns * 1e-9,
     )
+
+
+def _said(error: Any) -> str:
+    """What an error says of itself, in a line."""
+    words = error.get("message") or error.get("type") if isinstance(error, dict) else error
+    return " ".join(str(words or "cancelled").split())[:200]
 
 
 def _summary(path: Path) -> dict[str, Any]:

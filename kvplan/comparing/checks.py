@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.comparing.pairing import Pairs
-from kvplan.comparing.records import Run, p99
+from kvplan.comparing.records import Result, Run, p99
 from kvplan.documents import Replay
 from kvplan.errors import KvplanError
 from kvplan.units import show_duration
@@ -18,12 +18,12 @@ def alike(runs: Sequence[Run], replays: Sequence[Replay]) -> None:
     for run in runs:
         result = run.result
         if not result.records:
-            raise KvplanError(f"{result.name}: none of its {len(result.failed):,} requests succeeded")
+            raise KvplanError(f"{result.name}: none of its {len(result.failed):,} requests succeeded{_first(result)}")
         every = len(result.failed) + len(result.records)
         if len(result.failed) > MOST_FAILED * every:
             raise KvplanError(
                 f"{result.name}: {len(result.failed):,} of {every:,} requests failed, and those left would flatter "
-                "their arm: mend that and run again"
+                f"their arm: mend that and run again{_first(result)}"
             )
     generators = sorted({run.result.generator for run in runs})
     if len(generators) > 1:
@@ -37,6 +37,10 @@ def alike(runs: Sequence[Run], replays: Sequence[Replay]) -> None:
             )
         if (one.concurrency, one.request_rate) != (first.concurrency, first.request_rate):
             raise KvplanError("the arms were sent at different paces: replay both with the same options")
+
+
+def _first(result: Result) -> str:
+    return f" (the first: {result.error})" if result.error else ""
 
 
 def on_time(runs: Sequence[Run], max_lag_s: float) -> None:

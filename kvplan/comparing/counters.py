@@ -22,7 +22,7 @@ class Hits:
     prompts: Callable[[Mapping[str, float], int], float]
 
 
-# A counter of hits and one of what was asked for; llama.cpp counts only the prompt tokens that it computed.
+# A counter of hits and one of what was asked for; llama.cpp counts what it computed, newer versions also reuse.
 SYSTEMS = (
     Hits(
         names=("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
@@ -35,6 +35,11 @@ SYSTEMS = (
         names=("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),
         cached=lambda grown, _: grown["sglang:cached_tokens_total"],
         prompts=lambda grown, _: grown["sglang:prompt_tokens_total"],
+    ),
+    Hits(
+        names=("llamacpp:prompt_tokens_cached_total", "llamacpp:prompt_tokens_total"),
+        cached=lambda grown, _: grown["llamacpp:prompt_tokens_cached_total"],
+        prompts=lambda grown, _: grown["llamacpp:prompt_tokens_cached_total"] + grown["llamacpp:prompt_tokens_total"],
     ),
     Hits(
         names=("llamacpp:prompt_tokens_total",),

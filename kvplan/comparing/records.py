@@ -27,12 +27,15 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A result file: `lag_s` is how late its requests were sent, by request or as the one figure it states (p99)."""
+    """A result file. `failed` requests by key, `error` what the first of them said; `lag_s` is how late requests were
+    sent, by request or as the one figure it states (p99).
+    """
 
     name: str
     generator: str
     records: tuple[Record, ...]
     failed: tuple[str, ...]
+    error: str = ""
     span_s: float
     lag_s: tuple[float, ...] = ()
     lag_p99_s: float | None = None

@@ -44,6 +44,7 @@ def read(path: Path, text: bytes) -> Result:
         generator="vllm bench serve",
         records=tuple(_record(made, row) for row in good),
         failed=tuple(f"{row}" for row, error in enumerate(made.errors) if error),
+        error=next((" ".join(error.split())[-200:] for error in made.errors if error), ""),
         span_s=made.duration,
     )
 

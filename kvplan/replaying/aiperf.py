@@ -86,9 +86,15 @@ def command(
     words = [program.path, "profile", "--model", model, "--url", server, "--endpoint-type", "completions"]
     words += ["--streaming", "--use-server-token-count", "--custom-dataset-type", "mooncake_trace"]
     words += ["--input-file", str(played.path), "--artifact-dir", str(folder), "--random-seed", "0"]
-    words += ["--ui", "none", "--no-gpu-telemetry", *_pace(played, load)]
+    words += ["--ui", "none", "--no-gpu-telemetry", *_connections(load), *_pace(played, load)]
     words += ["--tokenizer", str(tokenizer), *_synthesis(played)]
     return [*words, *load.arguments]
+
+
+def _connections(load: Load) -> Sequence[str]:
+    """One connection a request: a server that closes idle ones would make requests fail that it never saw."""
+    flag = "--connection-reuse-strategy"
+    return () if any(word.startswith(flag) for word in load.arguments) else (flag, "never")
 
 
 def _pace(played: Played, load: Load) -> Sequence[str]:
