@@ -179,13 +179,22 @@ def _ratios(plan: Plan, seen: Seen, others: Sequence[PlanCheck]) -> Iterator[Pla
     if seen.hit_ratio is not None:
         planned = max(budgets.gpu.hit_ratio, budgets.host.hit_ratio, budgets.disk.hit_ratio)
         yield _check("hits, all tiers", "ratio", planned, seen.hit_ratio, _HITS, why)
+    below = _found(seen, "external")
+    untold = bool(below) and not any(_found(seen, tier) for tier in ("host", "disk", "remote"))
     before = 0.0
     for tier, name in _TIERS:
         planned = max(0.0, getattr(budgets, tier).hit_ratio - before)
         before = max(before, getattr(budgets, tier).hit_ratio)
-        found = next((one.hit_ratio for one in seen.hits if one.tier == tier and one.hit_ratio is not None), None)
-        if found is not None and (planned or found):
+        found = _found(seen, tier)
+        if found is not None and (planned or found) and not (untold and tier != "gpu"):
             yield _check(f"hits, {name}", "ratio", planned, found, _HITS, why)
+    if untold and below is not None:  # a connector that does not say which of its tiers had a token
+        yield _check("hits, below the GPU", "ratio", before - budgets.gpu.hit_ratio, below, _HITS, why)
+
+
+def _found(seen: Seen, tier: str) -> float | None:
+    """The hit ratio of a tier, as the first system that counts it says."""
+    return next((one.hit_ratio for one in seen.hits if one.tier == tier and one.hit_ratio is not None), None)
 
 
 def reasons(plan: Plan, seen: Seen, others: Sequence[PlanCheck]) -> list[str]:
