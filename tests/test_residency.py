@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import replace
@@ -539,6 +541,40 @@ def test_settings_name_every_model() -> None:
     assert "    ttl: 30\n" in swap
     assert '    persistent: true\n    members: ["b"]\n' in swap
     assert "OLLAMA_KEEP_ALIVE=30s\n" in config["Ollama, environment"]
+
+
+def test_settings_keep_names_and_paths_that_a_server_would_read_otherwise() -> None:
+    names = ("gemma:8b", "a, b:c", "old [q4] model")
+    models = [replace(A, name=name, path=f"/my models/{i}.gguf") for i, name in enumerate(names)]
+    config = residency(SMALL, models, log((0, 0, 1)), TWO).config
+    ini = config["llama.cpp router, models.ini"]
+    assert "[gemma:8b]\nalias = gemma:8b\n" in ini  # the router alone would call it gemma:8B
+    assert "alias = a, b:c" not in ini
+    assert "[old [q4) model]\n; a section's name cannot hold ']'" in ini
+    swap = yaml.safe_load(config["llama-swap, config.yaml"])
+    assert shlex.split(swap["models"]["gemma:8b"]["cmd"])[-1] == "/my models/0.gguf"
+    assert set(swap["models"]) == set(names)
+
+
+def swap_groups(memory: int) -> dict[str, Any]:
+    models = [replace(A, pinned=True), replace(B, group="pair"), replace(C, group="pair"), model("d")]
+    machine = Machine(memory_bytes=memory)
+    config = residency(machine, models, log((0, 1, 1)), policies(machine)[0]).config
+    found: dict[str, Any] = yaml.safe_load(config["llama-swap, config.yaml"])["groups"]
+    return found
+
+
+def test_groups_unload_each_other_only_where_not_all_fit() -> None:
+    keys = ("swap", "exclusive", "persistent")
+    tight, wide = swap_groups(3), swap_groups(4)
+    assert {name: tuple(one[key] for key in keys) for name, one in tight.items()} == {
+        "pinned": (False, False, True),
+        "pair": (False, True, False),
+        "shared": (False, True, False),
+    }
+    assert not any(one["exclusive"] or one["swap"] for one in wide.values())
+    members = [name for one in tight.values() for name in one["members"]]
+    assert sorted(members) == list("abcd")
 
 
 def test_the_command(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

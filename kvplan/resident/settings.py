@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 
 from kvplan.documents import LimitSearch, Machine, ResidencyPolicy, ResidentModel
@@ -51,7 +52,7 @@ def _line(text: str) -> str:
 def _router_ini(models: Sequence[ResidentModel]) -> str:
     lines = ["version = 1"]
     for model in models:
-        lines += ["", f"[{_line(model.name)}]", f"; {show_bytes(model.total_bytes)} while loaded"]
+        lines += ["", *_section(_line(model.name)), f"; {show_bytes(model.total_bytes)} while loaded"]
         lines.append(f"model = {_line(model.path)}" if model.path else "; model = PATH of the GGUF file")
         if (tokens := _context(model)) is not None:
             held = show_bytes(tokens * (model.kv_bytes_per_token or 0))
@@ -59,6 +60,21 @@ def _router_ini(models: Sequence[ResidentModel]) -> str:
         if model.pinned:
             lines.append("load-on-startup = true")
     return "\n".join(lines) + "\n"
+
+
+def _section(name: str) -> list[str]:
+    """The section of a model, and the alias by which requests find it.
+
+    The router writes what follows a colon in capitals and knows the model by that name alone, unless an alias says
+    otherwise. A section ends at its first `]`; an alias ends at a comma or a comment.
+    """
+    head = name.replace("]", ")")
+    lines = [f"[{head}]"]
+    if head != name:
+        lines.append(f"; a section's name cannot hold ']': requests have to ask for {head}")
+    if ":" in head and not set(head) & set(",;#"):
+        lines.append(f"alias = {head}")
+    return lines
 
 
 def _router_command(models: Sequence[ResidentModel], machine: Machine, policy: ResidencyPolicy, count: int) -> str:
@@ -80,16 +96,17 @@ def _llama_swap(models: Sequence[ResidentModel], machine: Machine, policy: Resid
     for model in models:
         context = _context(model)
         size = f" -c {context}" if context is not None else ""
-        command = f"llama-server --port ${{PORT}} -m {model.path or 'PATH'}{size}"
+        command = f"llama-server --port ${{PORT}} -m {shlex.quote(model.path or 'PATH')}{size}"
         lines += [f"  {_quoted(model.name)}:  # {show_bytes(model.total_bytes)}", f"    cmd: {_quoted(command)}"]
         if policy.keep_alive_s and not model.pinned:
             lines.append(f"    ttl: {math.ceil(policy.keep_alive_s)}")
-    lines.append("groups:")
+    lines.append("groups:  # a file has these or a matrix, never both")
+    crowded = sum(model.total_bytes for model in models) > machine.models_bytes
     for name, swap, persistent, members in _groups(models, machine):
         lines += [
             f"  {_quoted(name)}:  # {show_bytes(sum(model.total_bytes for model in members))}",
             f"    swap: {str(swap).lower()}",
-            f"    exclusive: {str(not persistent).lower()}",
+            f"    exclusive: {str(crowded and not persistent).lower()}",
             f"    persistent: {str(persistent).lower()}",
             f"    members: [{', '.join(_quoted(model.name) for model in members)}]",
         ]
