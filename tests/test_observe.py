@@ -333,6 +333,13 @@ def test_a_real_vllm_counted_what_its_clients_were_told(name: str) -> None:
     assert [finding.severity for finding in seen.findings] == []
 
 
+def test_a_real_llama_cpp_counted_what_its_clients_were_told() -> None:
+    """Pages around a replay of 240 requests, whose usage fields said 58,814 of 90,820 tokens cached."""
+    seen = pair("llamacpp_live")
+    assert (seen.prompt_tokens, seen.hit_ratio, seen.computed_tokens) == (90_820, 58_814 / 90_820, 32_006)
+    assert seen.systems[0].uncounted == ()
+
+
 def test_one_page_is_the_total_since_the_server_started() -> None:
     seen = observe(saved([PAGES / "vllm_tiers_after.txt"]))
     assert seen.since_start

@@ -55,12 +55,13 @@ def serving(system: System, recording: Recording, names: Iterable[str]) -> Servi
             engines.add((one.track, *which))
             models.update(one.labels[label] for label in ("model_name", "model") if one.labels.get(label))
     told = {one for one in engines if any(one[1:])} or engines
+    lacking = (system.without_hits,) if system.without_hits and hit_row(system, recording, "all") is None else ()
     return ServingSystem(
         name=system.name,
         title=system.title,
         engines=len(told),
         models=tuple(sorted(models)),
-        uncounted=system.uncounted,
+        uncounted=(*system.uncounted, *lacking),
     )
 
 

@@ -147,7 +147,7 @@ class System:
     `prompts` counts tokens of prompts, `computed` those of them that were computed, in `computed_s` seconds, `matched`
     those found below the GPU by a system that does not see prompts. `chunk` are the keys of settings of a host tier:
     its bytes, its chunks and the tokens in it, from which counts of bytes become those. `uncounted` is what it keeps
-    no count of.
+    no count of, `without_hits` what builds that count no hits at all leave to be given.
     """
 
     name: str
@@ -169,4 +169,5 @@ class System:
     settings: tuple[Setting, ...] = ()
     watches: tuple[Watch, ...] = ()
     uncounted: tuple[str, ...] = ()
+    without_hits: str = ""
     source: str = ""
