@@ -155,6 +155,19 @@ def test_a_token_and_a_password_are_sent_and_never_shown(tmp_path: Path) -> None
     assert "ss@" not in other
 
 
+def test_a_secret_does_not_follow_a_redirect_to_another_host(tmp_path: Path) -> None:
+    told: list[str | None] = []
+
+    def other(path: str, headers: dict[str, str]) -> Reply:
+        told.append(headers.get("Authorization"))
+        return page(AFTER)
+
+    (tmp_path / "token").write_text("s3cret")
+    with serving(other) as target, serving(lambda _p, _h: (302, {"Location": f"{target}/metrics"}, b"")) as url:
+        code, _ = run("--url", url, "--token-file", str(tmp_path / "token"), "--json")
+    assert (code, told) == (0, [None])
+
+
 @pytest.mark.parametrize(
     ("reply", "says"),
     [

@@ -100,8 +100,10 @@ def _sizes(plan: Plan, seen: Seen) -> Iterator[PlanCheck]:
         yield _check("tokens in the GPU pool of one engine", "tokens", planned, found, _SIZE, [why])
     wanted, given = plan.budgets.host.requested_bytes, observed_host_bytes(plan, seen)
     if given is not None:
-        why = "the flag was set to another size, or its unit was taken for another (GiB or GB, total or a rank)"
-        yield _check("host pool of one engine", "bytes", wanted, given, _SIZE, [why])
+        whys = ["the flag was set to another size, or its unit was taken for another (GiB or GB, total or a rank)"]
+        if any(one.key == "host_bytes" and one.system == "lmcache-server" for one in seen.configured):
+            whys.append("the pool belongs to a server that all engines of a node share, the plan's is one engine's")
+        yield _check("host pool of one engine", "bytes", wanted, given, _SIZE, whys)
     elif wanted and not any(one.way == "store" for one in seen.transfers):
         why = "no metric of a host pool is on the pages: it is switched off, or runs in a process not observed"
         yield _check("host pool of one engine", "bytes", wanted, 0.0, _SIZE, [why])

@@ -9,7 +9,7 @@ import ssl
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import reason
@@ -52,14 +52,11 @@ def get(url: str, *, timeout_s: float, token: str | None = None, accept: str = "
     """
     parts = urlsplit(url)
     where = shown(url)
-    headers = {"Accept": accept, "User-Agent": "kvplan"}
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    elif parts.username is not None:
-        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Authorization"] = "Basic " + base64.b64encode(pair.encode()).decode()
     try:
-        request = urllib.request.Request(where, headers=headers)
+        request = urllib.request.Request(where, headers={"Accept": accept, "User-Agent": "kvplan"})
+        secret = _secret(parts, token)
+        if secret is not None:
+            request.add_unredirected_header("Authorization", secret)  # another host has no right to it
         with _opener(parts.hostname or "").open(request, timeout=timeout_s) as answer:
             return _read(answer.status, answer)
     except urllib.error.HTTPError as error:
@@ -69,6 +66,15 @@ def get(url: str, *, timeout_s: float, token: str | None = None, accept: str = "
         raise KvplanError(f"{where}: {_why(error.reason, timeout_s)}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise KvplanError(f"{where}: {_why(error, timeout_s)}") from None
+
+
+def _secret(parts: SplitResult, token: str | None) -> str | None:
+    if token is not None:
+        return f"Bearer {token}"
+    if parts.username is None:
+        return None
+    pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+    return "Basic " + base64.b64encode(pair.encode()).decode()
 
 
 def _opener(host: str) -> urllib.request.OpenerDirector:
