@@ -22,7 +22,7 @@ def page(document: Document[LiveComparison]) -> Page:
             _arms(data),
             *_grades(data),
             *parts.findings(data.findings),
-            *figures.sections(data),
+            Section(name="requests", heading="Request by request", blocks=figures.by_request(data)),
             _runs(data),
             _method(data),
         ),
@@ -128,7 +128,7 @@ def _graded(grade: Grade) -> tuple[str, str, str, str]:
 def _runs(data: LiveComparison) -> Section:
     rows = [_run(number, run) for number, run in enumerate(data.runs, 1)]
     columns = ">run|arm|>requests|>failed|>hits|hits from|>TTFT mean|>p90|>sent late, p99|>lasted|-file"
-    return Section(name="runs", heading="Run by run", blocks=(parts.table(columns, rows),))
+    return Section(name="runs", heading="Run by run", blocks=(*figures.in_turn(data), parts.table(columns, rows)))
 
 
 def _run(number: int, run: MeasuredRun) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.documents import LiveComparison
-from kvplan.page import Axis, Bins, Figure, Plot, Role, Rule, Section, Series
+from kvplan.page import Axis, Bins, Figure, Plot, Role, Rule, Series
 from kvplan.units import show_duration, show_percent
 
 _POINTS = 200
@@ -14,10 +14,9 @@ _BINS = 40
 _COLOURS: dict[str, Role] = {"off": "second", "on": "main"}
 
 
-def sections(data: LiveComparison) -> tuple[Section, ...]:
-    """All pictures, each in a section of its own."""
-    made = (_distributions(data), _changes(data), *_cached(data), *_in_turn(data))
-    return tuple(Section(name=one.name, heading=one.title, blocks=(one,)) for one in made)
+def by_request(data: LiveComparison) -> tuple[Figure, ...]:
+    """What became of single requests."""
+    return (_distributions(data), _changes(data), *_cached(data))
 
 
 def _distributions(data: LiveComparison) -> Figure:
@@ -111,7 +110,8 @@ def _cached(data: LiveComparison) -> tuple[Figure, ...]:
     return (figure,)
 
 
-def _in_turn(data: LiveComparison) -> tuple[Figure, ...]:
+def in_turn(data: LiveComparison) -> tuple[Figure, ...]:
+    """The runs one after the other; two have nothing to show."""
     if len(data.runs) < 3:
         return ()
     runs = list(enumerate(data.runs, 1))
