@@ -126,9 +126,7 @@ def ttft(simulation: Simulation) -> tuple[Figure, ...]:
     span = (min(seconds), max(max(seconds), first.sustainable.slo_ttft_s))
     plots = []
     for number, load in enumerate(first.loads):
-        where = (
-            f"at {show(load.requests_per_s, 'per_s')}, {load.load_ratio * 100:.0f} % of what {first.arm.name} sustains"
-        )
+        where = f"at {show(load.requests_per_s, 'per_s')} ({load.load_ratio * 100:.0f} % load)"
         series = tuple(
             Series(name=one.arm.name, points=_curve(one.loads[number]), role=role)
             for one, role in _coloured(simulation.arms)
@@ -138,7 +136,7 @@ def ttft(simulation: Simulation) -> tuple[Figure, ...]:
         plots.append(
             Plot(
                 x=Axis(title="time to first token", unit="s", log=True, domain=span),
-                y=Axis(title=f"share of requests answered by then, {where}", unit="ratio", domain=(0.0, 1.0)),
+                y=Axis(title=f"share answered by then {where}", unit="ratio", domain=(0.0, 1.0)),
                 series=series,
                 rules=(Rule(axis="x", value=target, label=f"target {show_duration(target)}", role="danger"),),
                 height=170,
