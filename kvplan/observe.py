@@ -7,15 +7,16 @@ docs/observe.md for each figure's definition.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvplan.documents import Document, Evidence, Finding, MetricSource, Moment, Observation, Plan
+from kvplan.documents import Document, Evidence, Finding, MetricSource, Observation, Plan
 from kvplan.engines.metrics import SYSTEMS, by_name, found, names_of
 from kvplan.engines.metrics.system import Sum, System, pick
 from kvplan.errors import KvplanError, UsageError
 from kvplan.observing import alarms, beside, figures, rangequery, scrape
 from kvplan.observing.fetch import address
+from kvplan.observing.moments import moments
 from kvplan.observing.scrape import Taken
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_tokens
@@ -78,12 +79,11 @@ def observe(taken: Taken, plan: Document[Plan] | None = None, *, prompt_tokens: 
 
 
 class _Reading:
-    """One recording, read for the systems found in it; the first of them that is an engine is the `main` one."""
+    """One recording, read for the systems found in it: `engines` see whole prompts, or a layer stands in for them."""
 
     def __init__(self, taken: Taken, systems: tuple[System, ...], sent_tokens: int | None) -> None:
         self.taken, self.recording, self.systems = taken, taken.recording, systems
-        engines = [system for system in systems if system.name in _FIRST]
-        self.main = engines[0] if engines else systems[0]
+        self.engines = [system for system in systems if system.name in _FIRST] or [systems[0]]
         self.hits = tuple(row for system in systems for row in figures.hits(system, self.recording))
         self.losses = [(system, figures.losses(system, self.recording)) for system in systems]
         self.prompts, self.computed, self.ratio = self._totals(sent_tokens)
@@ -92,13 +92,16 @@ class _Reading:
 
     def _totals(self, sent: int | None) -> tuple[int | None, int | None, float | None]:
         """Tokens of prompts, those of them computed, and the share that was found cached."""
-        whole = next((row for row in self.hits if row.system == self.main.name and row.tier == "all"), None)
-        if whole is not None:
-            computed = max(0, whole.of_tokens - whole.hit_tokens) if self.main.name in _FIRST else None
-            return whole.of_tokens, computed, whole.hit_ratio
-        gained = self.recording.increase(self.main.computed)
-        if gained is None:
+        names = [system.name for system in self.engines]
+        whole = [row for row in self.hits if row.system in names and row.tier == "all"]
+        if whole:
+            of, hit = sum(row.of_tokens for row in whole), sum(row.hit_tokens for row in whole)
+            return of, max(0, of - hit) if names[0] in _FIRST else None, min(1.0, hit / of) if of else None
+        counts = [self.recording.increase(system.computed) for system in self.engines]
+        known = [count for count in counts if count is not None]
+        if not known:
             return None, None, None
+        gained = sum(known)
         if sent is None:
             return None, round(gained), None
         if gained > sent:
@@ -110,7 +113,8 @@ class _Reading:
 
     def observation(self, plan: Document[Plan] | None) -> Observation:
         recording, systems = self.recording, self.systems
-        requests = recording.increase(self.main.requests)
+        counts = [recording.increase(one.requests) for one in self.engines]
+        requests = [count for count in counts if count is not None]
         data = Observation(
             sources=self._sources(),
             systems=tuple(figures.serving(one, recording, names_of(one, recording.names)) for one in systems),
@@ -120,14 +124,14 @@ class _Reading:
             hit_ratio=self.ratio,
             prompt_tokens=self.prompts,
             computed_tokens=self.computed,
-            requests=None if requests is None else round(requests),
+            requests=round(sum(requests)) if requests else None,
             hits=self.hits,
             transfers=tuple(row for one in systems for row in figures.transfers(one, recording)),
             waits=tuple(row for one in systems for row in figures.waits(one, recording)),
             gauges=tuple(row for one in systems for row in figures.gauges(one, recording)),
             losses=tuple(row for _, rows in self.losses for _, row in rows),
             configured=tuple(row for one in systems for row in figures.settings(one, recording)),
-            moments=self._moments(),
+            moments=moments(recording, self.engines, systems),
             evidence=self._evidence(),
             findings=tuple(self._findings()),
         )
@@ -179,55 +183,6 @@ class _Reading:
         )
         return (*told, sent)
 
-    # ------------------------------------------------------------------------------------ over time
-
-    def _moments(self) -> tuple[Moment, ...]:
-        """One for each interval between two pages whose times are known."""
-        recording = self.recording
-        first = recording.times[0]
-        if recording.since_start or first is None or recording.rounds < 2:
-            return ()
-        row = figures.hit_row(self.main, recording, "all")
-        hit, of = (None, None) if row is None else (recording.steps(row.hits), recording.steps(row.of))
-        stores, loads = self._rates("store"), self._rates("load")
-        running, waiting = self._level("requests running"), self._level("requests waiting")
-        moments = []
-        for index in range(recording.rounds - 1):
-            begin, end = recording.times[index], recording.times[index + 1]
-            if begin is None or end is None or end <= begin:
-                continue
-            asked = None if of is None else of[index]
-            moments.append(
-                Moment(
-                    from_s=begin - first,
-                    span_s=end - begin,
-                    hit_ratio=min(1.0, hit[index] / asked) if hit is not None and asked else None,
-                    prompt_tokens=None if asked is None else round(asked),
-                    store_bytes_per_s=None if stores is None else stores[index] / (end - begin),
-                    load_bytes_per_s=None if loads is None else loads[index] / (end - begin),
-                    running=running[index + 1],
-                    waiting=waiting[index + 1],
-                )
-            )
-        return tuple(moments)
-
-    def _rates(self, way: str) -> list[float] | None:
-        """Bytes that crossed the GPU's border in each interval, all systems together; None where nobody counts them."""
-        total: list[float] | None = None
-        for system in self.systems:
-            for row in system.transfers:
-                steps = (
-                    self.recording.steps(row.bytes) if row.way == way and "gpu" in (row.source, row.target) else None
-                )
-                if steps is not None:
-                    total = steps if total is None else [a + b for a, b in zip(total, steps, strict=True)]
-                    break  # further rows of a system are its older names
-        return total
-
-    def _level(self, what: str) -> list[float | None]:
-        row = next((row for row in self.main.levels if row.what == what), None)
-        return [None] * self.recording.rounds if row is None else self.recording.levels(row.pick)
-
     # ------------------------------------------------------------------------------------ findings
 
     def _findings(self) -> list[Finding]:
@@ -236,7 +191,19 @@ class _Reading:
             found += alarms.watched(system, self.recording)
             found += alarms.lost(system, losses)
             found += alarms.missing(system, self.recording)
-        return [*found, *self._about_pages()]
+        return [*found, *self._about_tokens(), *self._about_pages()]
+
+    def _about_tokens(self) -> Iterator[Finding]:
+        """Counts that do not fit together, or were given although the server keeps them."""
+        for row in self.hits:
+            if row.of_tokens and row.hit_tokens > row.of_tokens:
+                text = (
+                    f"{row.system}: {row.hit_tokens:,} tokens hit of {row.of_tokens:,}, more than all: shown as 100 %"
+                )
+                yield Finding(severity="warning", code="hits-above-all", text=text)
+        if self.sent_tokens is not None and self.prompts not in (None, self.sent_tokens):
+            text = f"--prompt-tokens {self.sent_tokens:,}: not used, the server counts prompts itself: {self.prompts:,}"
+            yield Finding(severity="warning", code="prompt-tokens", text=text)
 
     def _about_pages(self) -> list[Finding]:
         found = [Finding(severity="info", code="page-times", text=note) for note in self.taken.notes]
@@ -263,7 +230,8 @@ class _Reading:
     def _beside(self, data: Observation, plan: Document[Plan]) -> Observation:
         from msgspec.structs import replace
 
-        engines = next(one.engines for one in data.systems if one.name == self.main.name)
+        names = [system.name for system in self.engines]
+        engines = sum(one.engines for one in data.systems if one.name in names)
         seen = beside.Seen(
             engines=max(1, engines),
             span_s=data.span_s,
@@ -290,8 +258,8 @@ class _Reading:
         starts = [value for _, value in self.recording.last(_START)]
         if first is not None and starts and statistics.median(starts) >= first - 1:
             return True
-        row = figures.hit_row(self.main, self.recording, "all")
-        return row is not None and self._held_before(row.of) == 0
+        rows = [figures.hit_row(system, self.recording, "all") for system in self.engines]
+        return all(row is not None and self._held_before(row.of) == 0 for row in rows)
 
     def _held_before(self, picks: Sum) -> float:
         values = [one.values[0] for pick in picks for one in self.recording.series(pick)]

@@ -340,6 +340,25 @@ def test_a_real_llama_cpp_counted_what_its_clients_were_told() -> None:
     assert seen.systems[0].uncounted == ()
 
 
+def test_two_engines_of_different_systems_are_one_answer() -> None:
+    tracks = [
+        Track(name, tuple(parse((PAGES / f"{name}_{when}.txt").read_text(), name) for when in ("before", "after")))
+        for name in ("vllm_tiers", "sglang")
+    ]
+    seen = observe(Taken(Recording([0.0, 100.0], tracks)))
+    assert (seen.prompt_tokens, seen.requests) == (1_100_000, 300)
+    assert seen.hit_ratio == pytest.approx((600_000 + 50_000) / 1_100_000)
+    assert seen.moments[0].hit_ratio == seen.hit_ratio
+    assert seen.moments[0].running == 10 + 5
+    assert seen.moments[0].store_bytes_per_s == pytest.approx((60e9 + 6e9) / 100)
+
+
+def test_tokens_given_although_the_server_counts_them_are_said_not_to_be_used() -> None:
+    seen = observe(saved([PAGES / "vllm_cpu_before.txt", PAGES / "vllm_cpu_after.txt"], 60.0), prompt_tokens=1)
+    assert seen.prompt_tokens == 139_135
+    assert codes(seen) == ["prompt-tokens"]
+
+
 def test_one_page_is_the_total_since_the_server_started() -> None:
     seen = observe(saved([PAGES / "vllm_tiers_after.txt"]))
     assert seen.since_start
