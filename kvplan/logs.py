@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvplan.documents import Finding, LogSource, Requests, Texts
@@ -22,7 +23,7 @@ from kvplan.formats import FAMILIES, Family, anonymous, checks, delimited, parqu
 from kvplan.formats.ids import Ids, chain, dense, first_unchained, two_sizes
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import numbered
-from kvplan.formats.rows import Options, Rows, joined, malformed
+from kvplan.formats.rows import Options, Rows, Sink, joined, malformed
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_percent
 
@@ -51,6 +52,7 @@ def read(
     bytes_per_token: float | None = None,
     processes: int = 1,
     skip_bad: int = 0,
+    sink: Sink | None = None,
     progress: Progress = silent,
 ) -> Requests:
     """Read request logs into one table ordered by arrival.
@@ -61,6 +63,9 @@ def read(
     `columns` says which column of a table holds what, where its names do not (`{"time_s": "t"}`). `bytes_per_token`
     stands in for a tokenizer; with several `processes` large logs of text are tokenized by as many. Up to `skip_bad`
     unusable lines are left out and counted, one more is an error. Raises KvplanError naming file and line.
+
+    With a `sink` the block ids go there as they are read, some requests at a time, and the table has none: for logs
+    larger than memory. Such a log must be in order of time, and its ids are not checked to name whole prefixes.
     """
     if not paths:
         raise UsageError("no log given: name a file, or - for standard input")
@@ -77,6 +82,7 @@ def read(
         columns=columns or {},
         bytes_per_token=bytes_per_token,
         processes=processes,
+        sink=sink,
         progress=progress,
     )
     files: list[_File] = []
@@ -85,12 +91,14 @@ def read(
         with contextlib.closing(lines):
             _open(lines)
             family = _named(format) if format else _detected(lines, options)
+            if sink is not None and (skip_bad or not family.streams):
+                _refuse_to_stream(lines, family, skip_bad)
             rows = family.read(lines, options)
         if not rows.line.size:
             raise KvplanError(f"{lines.name}: no requests in it")
         files.append(_File(lines=lines, rows=rows, format=family.name, detected=format is None))
     progress("checking the block ids")
-    return _table(files, tenant_by)
+    return _table(files, tenant_by, streamed=sink is not None)
 
 
 def anonymize(requests: Requests, path: Path, progress: Progress = silent) -> None:
@@ -155,7 +163,16 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _table(files: list[_File], tenant_by: str | None) -> Requests:
+def _refuse_to_stream(lines: Lines, family: Family, skip_bad: int) -> None:
+    if skip_bad:
+        raise UsageError("--skip-bad: lines cannot be left out of a log whose blocks are not kept in memory")
+    known = ", ".join(family.name for family in FAMILIES if family.streams)
+    raise KvplanError(
+        f"{lines.name}: a log of format {family.name} is read into memory whole; --sample and --buckets take {known}"
+    )
+
+
+def _table(files: list[_File], tenant_by: str | None, streamed: bool) -> Requests:
     findings = _about(files)
     findings += _compatible(files)
     rows = joined([file.rows for file in files])
@@ -163,6 +180,8 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
     if order is not None:
         rows = rows.take(order)
     offsets = rows.offsets
+    if streamed:
+        return _streamed(files, rows, order, findings, tenant_by)
     ids, unique, texts = _numbered_blocks(rows)
     broken = first_unchained(ids, offsets, unique)
     if broken is not None:
@@ -172,6 +191,27 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
         texts = None
     findings += _sizes(files, order, ids, offsets, rows, unique)
     findings += checks.repeats(rows, ids, offsets)
+    return replace(_requests(files, rows, order, findings, tenant_by), blocks=ids, texts=texts)
+
+
+def _streamed(
+    files: list[_File], rows: Rows, order: Ints | None, findings: list[Finding], tenant_by: str | None
+) -> Requests:
+    """The table of a log whose blocks went elsewhere as they were read."""
+    if order is not None:
+        names = ", ".join(file.lines.name for file in files[:_MOST_NAMED])
+        raise KvplanError(f"{names}: not in order of time: sort the log by its time stamps first")
+    if not rows.hashed:
+        raise KvplanError(f"{files[0].lines.name}: has lengths only, so that there is no reuse to sample or to split")
+    text = "The block ids were taken to name whole prefixes, as in Mooncake traces: with so many it is not checked."
+    findings.append(Finding(severity="info", code="ids-unchecked", text=text))
+    return _requests(files, rows, order, findings, tenant_by)
+
+
+def _requests(
+    files: list[_File], rows: Rows, order: Ints | None, findings: list[Finding], tenant_by: str | None
+) -> Requests:
+    """The table but for its blocks."""
     if (late := checks.leap(rows.time_s)) is not None:
         where = _where(files, late if order is None else int(order[late]))
         findings.append(checks.leap_finding(where, rows.time_s, late))
@@ -184,15 +224,14 @@ def _table(files: list[_File], tenant_by: str | None) -> Requests:
         input_tokens=rows.input_tokens,
         output_tokens=rows.output_tokens,
         duration_s=rows.duration_s,
-        offsets=offsets,
-        blocks=ids,
+        offsets=rows.offsets,
+        blocks=np.zeros(0, np.int32),
         tenant=tenant,
         session=_numbered(rows.session, rows.line.size)[1],
         tenants=tenants,
         sources=tuple(_source(file) for file in files),
         hashed=rows.hashed,
         findings=tuple(findings),
-        texts=texts,
     )
 
 

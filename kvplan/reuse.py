@@ -236,6 +236,8 @@ def covered_tokens(requests: Requests) -> Ints:
 
 def unique_blocks(requests: Requests) -> int:
     """How many distinct blocks the log has; its dense ids end just below."""
+    if requests.unique is not None:
+        return requests.unique
     return int(requests.blocks.max()) + 1 if requests.blocks.size else 0
 
 

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvplan import reuse
-from kvplan.documents import Finding, HitRates, Requests, ServiceModel, Tenant, Workload
+from kvplan.documents import Finding, HitRates, Requests, Sampling, ServiceModel, Tenant, Workload
 from kvplan.errors import KvplanError, UsageError
-from kvplan.profiling import buckets, drift, hitcurve, policies, sharing, timeline, whatif
+from kvplan.profiling import buckets, drift, hitcurve, large, policies, ray_profile, sharing, timeline, whatif
 from kvplan.profiling.comparison import compared
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_percent
@@ -27,6 +27,14 @@ Floats: TypeAlias = NDArray[np.float64]
 _LOAD_WINDOW_S = 300.0
 _MOST_TENANTS = 100
 _WORTH_SAYING = 0.01
+_NOT_HELD = Finding(
+    severity="info",
+    code="blocks-not-held",
+    text=(
+        "The log's blocks were not held in memory: what needs them all at once (tenants, shared prefixes, other "
+        "policies, replicas) is left out. The curve and all other figures are exact."
+    ),
+)
 _QUICK = 40_000_000  # block references that the optimal policy may play unasked: some seconds
 
 
@@ -63,7 +71,8 @@ def profile(
     gap_s = requests.time_s[runs.request] - requests.time_s[runs.toucher]
     alive = runs if ttl_s is None else runs.where(gap_s <= ttl_s)
     grid = hitcurve.grid(reuse.unique_blocks(requests), asked)
-    tenants = _tenants(runs, requests, tokens)
+    held = requests.unique is None  # the log's blocks are in memory
+    tenants = _tenants(runs, requests, tokens) if held else ()
     times, held_by = _times(runs, requests, ttl_s, service) if timed else ({}, None)
     if timed:
         times["reuse_intervals"] = timeline.intervals(gap_s, tokens, ttl_s)
@@ -81,8 +90,12 @@ def profile(
         **_starts(runs, alive, requests, grid, measure_from),
     )
     progress("measuring what-ifs")
-    extras = _what_ifs(runs, requests, asked, replicas, tiers)
-    played, said = _policies(runs, requests, hitcurve.handful(requests, asked), other_policies, progress)
+    extras = _what_ifs_of_runs(runs, requests, tiers)
+    played: dict[str, Any] = {}
+    said = [_NOT_HELD]
+    if held:
+        extras |= _what_ifs(runs, requests, asked, replicas)
+        played, said = _policies(runs, requests, hitcurve.handful(requests, asked), other_policies, progress)
     findings = (
         *requests.findings,
         *_about_time(requests, held_by, int(tokens[gap_s == 0].sum()), core.input_tokens, ttl_s),
@@ -99,6 +112,31 @@ def _load_only(requests: Requests, timed: bool, service: ServiceModel | None) ->
         f"{names} has lengths only: what it reuses cannot be known, so there is no hit curve and nothing to plan "
         "a cache with. Give a log with block ids or with the text of its prompts."
     )
+    return _without_reuse(requests, timed, service, Finding(severity="warning", code="lengths-only", text=text))
+
+
+def from_sample(requests: Requests, sampled: Sampling, service: ServiceModel | None = None) -> Workload:
+    """What a sample of a log's blocks says: the curve with its error, and of reuse nothing else."""
+    bare = replace(requests, hashed=False, offsets=np.zeros(len(requests.input_tokens) + 1, np.int64))
+    worst = max((point.standard_error_ratio for point in sampled.points), default=0.0)
+    text = (
+        f"The curve is estimated from one block in {1 / sampled.rate:.4g} and {sampled.hot_blocks:,} hot ones: "
+        f"{sampled.sampled_references:,} of {sampled.block_references:,} references. Its standard error, measured on "
+        f"{sampled.samples} parts of the sample, is at most {100 * worst:.2f} points of block hits. A plan needs the "
+        "exact curve."
+    )
+    finding = Finding(severity="warning", code="sampled", text=text)
+    found = _without_reuse(bare, not np.isnan(requests.time_s).any(), service, finding)
+    return replace(
+        found,
+        block_tokens=requests.block_tokens,
+        block_references=sampled.block_references,
+        unique_blocks=sampled.unique_blocks,
+        sampled=sampled,
+    )
+
+
+def _without_reuse(requests: Requests, timed: bool, service: ServiceModel | None, why: Finding) -> Workload:
     times, held_by = _times(reuse.find_runs(requests), requests, None, service) if timed else ({}, None)
     core = Workload(
         sources=requests.sources,
@@ -115,7 +153,7 @@ def _load_only(requests: Requests, timed: bool, service: ServiceModel | None) ->
         **_sums(requests, timed),
     )
     findings = (
-        Finding(severity="warning", code="lengths-only", text=text),
+        why,
         *requests.findings,
         *_about_time(requests, held_by, 0, core.input_tokens, None),
     )
@@ -162,14 +200,16 @@ def profiled(
     join_blocks: int | None = None,
     workers: int = 1,
     tier_tokens: Sequence[int] = (),
+    ray: str | None = None,
     progress: Progress = silent,
     **asked: Any,
 ) -> Workload:
     """Read logs and profile them, as `profile` does with `asked`, after what-ifs on the log itself.
 
     With `compare` the two logs are two periods, and the second is profiled against the first. `isolate` keeps tenants
-    apart, `join_blocks` makes blocks of so many tokens, `workers` is the number of processes that find the reuse.
-    Raises UsageError for `compare` without two logs.
+    apart, `join_blocks` makes blocks of so many tokens, `workers` is the number of processes that find the reuse,
+    `ray` the address of a Ray cluster that finds it instead ('local' starts one here). Raises UsageError for `compare`
+    without two logs.
     """
 
     def one(requests: Requests) -> Workload:
@@ -178,6 +218,8 @@ def profiled(
         if isolate:
             requests = whatif.isolated(requests)
         found = buckets.find_runs(requests, workers, progress) if workers > 1 else None
+        if ray is not None:
+            found = ray_profile.find_runs(requests, ray, progress)
         tiers = [tokens // requests.block_tokens for tokens in tier_tokens]
         return profile(requests, tiers=tiers, runs=found, progress=progress, **asked)
 
@@ -188,6 +230,38 @@ def profiled(
     before, after = read(logs[:1]), read(logs[1:])
     follows = bool(before.time_s[-1] <= after.time_s[0])  # false without time stamps
     return compared(one(before), one(after), read(logs) if follows and not isolate else None)
+
+
+def profiled_in_stream(
+    logs: Sequence[Path],
+    stream: large.Stream,
+    *,
+    rate: float | None = None,
+    folder: Path | None = None,
+    bucket_count: int = 64,
+    workers: int = 1,
+    tier_tokens: Sequence[int] = (),
+    progress: Progress = silent,
+    **asked: Any,
+) -> Workload:
+    """Profile logs whose blocks do not fit in memory: from a sample at `rate`, else exactly by buckets in `folder`.
+
+    `asked` are arguments of `profile`; a sample takes capacities only. Raises UsageError where neither way is named, or
+    both are.
+    """
+    if (rate is None) == (folder is None):
+        raise UsageError("--sample takes a sample, --buckets splits the log: name one of them")
+    if rate is not None:
+
+        def capacities(requests: Requests) -> list[int]:
+            tokens = [tokens // requests.block_tokens for tokens in asked.get("capacity_tokens", ())]
+            return [*asked.get("capacity_blocks", ()), *tokens]
+
+        return from_sample(*large.sampled(stream, rate, capacities, progress))
+    assert folder is not None
+    requests, runs = large.bucketed(stream, logs, folder, bucket_count, workers, progress)
+    tiers = [tokens // requests.block_tokens for tokens in tier_tokens]
+    return profile(requests, runs=runs, tiers=tiers, progress=progress, **asked)
 
 
 def _times(
@@ -239,10 +313,17 @@ def hit_rates(runs: reuse.Runs, requests: Requests, first: int) -> HitRates:
     )
 
 
-def _what_ifs(
-    runs: reuse.Runs, requests: Requests, asked: Sequence[int], replicas: int | None, tiers: Sequence[int]
-) -> dict[str, Any]:
-    """The fields that look at the log otherwise; all need its block ids."""
+def _what_ifs_of_runs(runs: reuse.Runs, requests: Requests, tiers: Sequence[int]) -> dict[str, Any]:
+    """The fields that look at the log otherwise and follow from its runs."""
+    return {
+        "drift": drift.find(runs, requests),
+        "granularities": whatif.granularities(runs, requests),
+        "tiers": whatif.tiers(runs, requests, tiers) if tiers else (),
+    }
+
+
+def _what_ifs(runs: reuse.Runs, requests: Requests, asked: Sequence[int], replicas: int | None) -> dict[str, Any]:
+    """The fields that look at the log otherwise and need its block ids."""
     some = hitcurve.handful(requests, asked)
     references = reuse.references(requests)
     whole = int(requests.input_tokens.sum())
@@ -254,13 +335,10 @@ def _what_ifs(
         "top_prefixes": sharing.top_prefixes(runs, requests, references),
         "hot_set": sharing.hot_set(references),
         "without_one_off": whatif.without_one_off(requests, references, some),
-        "drift": drift.find(runs, requests),
-        "granularities": whatif.granularities(runs, requests),
         "prompt_end_hit_ratio": _ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
         "decoded_ceiling_hit_ratio": None if more is None else _ratio(hits + more, whole),
         "decoded_hit_ratio": None if rendered is None else _ratio(rendered, whole),
         "replicas": whatif.replicas(requests, replicas, some) if replicas is not None else (),
-        "tiers": whatif.tiers(runs, requests, tiers) if tiers else (),
     }
 
 

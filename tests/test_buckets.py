@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from functools import reduce
 from operator import add
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from test_reuse import logs, make, paths_of
 
 from kvplan import files, reuse
+from kvplan.cli import main
 from kvplan.documents import Requests
 from kvplan.errors import KvplanError
 from kvplan.logs import read
@@ -121,6 +124,92 @@ def test_files_that_cannot_be_bucketed_are_refused(tmp_path: Path) -> None:
         bucket_files.split(tmp_path / "late.parquet", tmp_path / "b", 2)
     with pytest.raises(KvplanError, match="no finished split"):
         bucket_files.profile_all(tmp_path / "b", 1)
+
+
+def document(
+    arguments: list[object], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """The document that the command prints, without its header and findings."""
+    monkeypatch.setattr("sys.argv", ["kvplan", "workload", *map(str, arguments), "--json", "-q"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    data: dict[str, Any] = json.loads(capsys.readouterr().out)["data"]
+    return data
+
+
+NEEDS_BLOCKS = {
+    *("policies", "optimal", "tenants", "isolation", "top_prefixes", "hot_set", "without_one_off"),
+    *("prompt_end_hit_ratio", "decoded_ceiling_hit_ratio", "replicas", "findings"),
+}
+
+
+def test_the_command_splits_takes_up_again_and_gives_the_exact_figures(
+    log: tuple[Path, Requests], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From Parquet and from JSON Lines: all figures but those that need the blocks at once, which are left out."""
+    path, requests = log
+    lines = tmp_path / "log.jsonl"
+    rows = zip(requests.input_tokens.tolist(), paths_of(requests), strict=True)
+    lines.write_text(
+        "".join(
+            json.dumps({"timestamp": 1000 * i, "input_length": n, "hash_ids": ids}) + "\n"
+            for i, (n, ids) in enumerate(rows)
+        )
+    )
+    for one in (path, lines):
+        arguments: list[object] = [one, "--columns", "time_s=timestamp"] if one is path else [one]
+        arguments += ["--block-tokens", 4, "--capacity-blocks", 77]
+        exact = document([*arguments, "--tiers", "100,1000"], capsys, monkeypatch)
+        folder = tmp_path / one.suffix
+        more = ["--tiers", "100,1000", "--buckets", folder, "--bucket-count", 3, "--workers", 2]
+        found = document([*arguments, *more], capsys, monkeypatch)
+        assert {key for key in exact if exact[key] != found[key]} <= NEEDS_BLOCKS
+        assert "blocks-not-held" in {finding["code"] for finding in found["findings"]}
+        written = {part.name: part.stat().st_mtime_ns for part in folder.iterdir()}
+        assert len(written) == 8
+        (folder / "histogram-0001.parquet").unlink()
+        assert document([*arguments, *more], capsys, monkeypatch) == found
+        now = {part.name: part.stat().st_mtime_ns for part in folder.iterdir()}
+        assert {name for name in written if now[name] != written[name]} == {"histogram-0001.parquet"}
+
+
+def test_what_needs_all_blocks_at_once_is_refused(
+    log: tuple[Path, Requests], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, code, words in (
+        (["--buckets", "b", "--isolate"], 2, "--isolate: not with --sample or --buckets"),
+        (["--buckets", "b", "--policies", "lfu", "--replicas", 2], 2, "--policies, --replicas: not with"),
+        (["--sample", "1%", "--ttl", "5s"], 2, "--ttl: not with"),
+        (["--sample", "1%", "--buckets", "b"], 2, "name one of them"),
+        (["--sample", "nothing"], 2, "is no share: write 1% or 0.01"),
+        (["--sample", "1%", "--skip-bad", 1], 2, "--skip-bad: lines cannot be left out"),
+    ):
+        monkeypatch.setattr("sys.argv", ["kvplan", "workload", str(log[0]), *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == code, arguments
+        assert words in capsys.readouterr().err
+    late = tmp_path / "late.jsonl"
+    rows = [{"timestamp": time, "input_length": 4, "hash_ids": [0]} for time in (2, 1, 9)]
+    late.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(KvplanError, match="not in order of time: sort"):
+        read([late], block_tokens=4, sink=lambda *_: None)
+    weka = Path(__file__).resolve().parent / "logs/weka.json"
+    with pytest.raises(
+        KvplanError, match="format weka is read into memory whole; --sample and --buckets take mooncake"
+    ):
+        read([weka], sink=lambda *_: None)
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_ray_gives_the_same_document_byte_for_byte(log: tuple[Path, Requests], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: documents from a local cluster were not tested")
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    requests = read([log[0]], block_tokens=4)
+    one = files.dump(files.wrap(profile(requests)))
+    two = files.dump(files.wrap(profile(requests, runs=ray_profile.find_runs(requests, "local"))))
+    assert one == two
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from test_reuse import B, logs
 
 from kvplan import reuse
+from kvplan.cli import main
 from kvplan.documents import Requests
 from kvplan.errors import UsageError
 from kvplan.logs import read
@@ -39,7 +41,7 @@ def test_a_sample_of_everything_is_exact(requests: Requests, samples: int, hot: 
     assert (sampled.block_references, sampled.sampled_references) == (requests.blocks.size, requests.blocks.size)
 
 
-@pytest.mark.parametrize(("rate", "mean", "worst"), [(0.1, 0.005, 0.01), (0.01, 0.01, 0.02)])
+@pytest.mark.parametrize(("rate", "mean", "worst"), [(0.1, 0.001, 0.002), (0.01, 0.003, 0.006)])
 def test_a_real_trace_from_a_sample(shared: Path, rate: float, mean: float, worst: float) -> None:
     """The trace whose first block is in every request, on which plain sampling is wrong by half."""
     requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
@@ -66,6 +68,39 @@ def test_batches_of_a_file_are_those_of_the_log(tmp_path: Path) -> None:
     sampled = sampling.curve(lambda: sampling.batches_in(path), block_tokens=4, capacities=[10], rate=1)
     assert sampled.points[0].block_hit_ratio == 0.5
     assert sampled.points[0].token_hit_ratio == pytest.approx(12 / 21)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 100_000, 3_000_000])
+def test_distinct_blocks_are_counted_to_a_fifth_of_a_percent(count: int) -> None:
+    """Over five standard errors off, about one try in two million, would be an error."""
+    sampler = sampling.Sampler(np.zeros(0, np.int64), 4, 0.01)
+    blocks = np.arange(count, dtype=np.int64) * 7919
+    for _ in range(2):
+        sampler.take(np.array([count]), np.array([4 * count]), blocks)
+    assert sampler.unique == pytest.approx(count, rel=5 * 1.04 / 512)
+
+
+def test_the_command_prints_a_sampled_curve_and_its_error(
+    shared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = shared / "traces/mooncake-conversation.jsonl.gz"
+    options = ["--sample", "1%", "--capacity-blocks", "30000"]
+    for more in (["--json", "-q"], []):
+        monkeypatch.setattr("sys.argv", ["kvplan", "workload", str(trace), *options, *more])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in (0, None)
+        out = capsys.readouterr().out
+        if more:
+            data = json.loads(out)["data"]
+    sampled = data["sampled"]
+    point = next(point for point in sampled["points"] if point["capacity_blocks"] == 30_000)
+    assert point["block_hit_ratio"] == pytest.approx(93_978 / 288_500, abs=0.006)
+    assert sampled["ceiling_hit_ratio"] == pytest.approx(0.37362, abs=0.003)
+    assert sampled["unique_blocks"] == pytest.approx(182_790, rel=0.01)
+    assert (data["curve"], data["ceiling_hit_ratio"], data["requests"]) == ([], None, 12_031)
+    assert "± " in out
+    assert "Its standard error, measured on 10 parts of the sample, is at most" in " ".join(out.split())
 
 
 @pytest.mark.parametrize("rate", [0, -1, 1.5])

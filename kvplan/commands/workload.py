@@ -29,6 +29,7 @@ def read_requests(
     columns: Sequence[str] = (),
     bytes_per_token: float | None = None,
     skip_bad: int = 0,
+    sink: Any = None,
 ) -> Requests:
     from kvplan.logs import read
 
@@ -42,6 +43,7 @@ def read_requests(
         bytes_per_token=bytes_per_token,
         processes=os.cpu_count() or 1,
         skip_bad=skip_bad,
+        sink=sink,
         progress=listen,
     )
 
@@ -70,6 +72,24 @@ def _share(logs: list[Path], output: Path | None, compare: bool, quiet: bool, re
     note(f"{output}: {len(requests.input_tokens):,} requests as lengths, times and numbered blocks", quiet)
 
 
+def _refuse_with_stream(held: dict[str, Any]) -> None:
+    """Raise UsageError for what needs a log's blocks in memory."""
+    flags = {"other_policies": "policies", "join_blocks": "join-blocks"}
+    if named := [f"--{flags.get(name, name)}" for name, value in held.items() if value]:
+        raise UsageError(f"{', '.join(named)}: not with --sample or --buckets, which do not hold the log's blocks")
+
+
+def parse_share(text: str) -> float:
+    """A share such as 1% or 0.01. Raises UsageError."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise UsageError(f"{text!r} is no share: write 1% or 0.01")
+    return share
+
+
 def workload(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG…", help="Request logs; - is standard input.")],
     format: Format = None,
@@ -90,6 +110,16 @@ def workload(
     ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Two logs: the second against the first.")] = False,
     workers: Annotated[int, typer.Option(min=1, help="Local processes that find the reuse.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="A Ray cluster that finds it; local starts one.")
+    ] = None,
+    sample: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="Estimate the curve from a share of the blocks, such as 1%.")
+    ] = None,
+    buckets: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Exact, by parts kept in DIR, for logs larger than memory.")
+    ] = None,
+    bucket_count: Annotated[int, typer.Option(min=1, help="Parts of --buckets: one a worker is in memory.")] = 64,
     columns: Annotated[
         list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
     ] = None,
@@ -109,7 +139,7 @@ def workload(
     """
     from kvplan.console import answer, progress
     from kvplan.files import wrap
-    from kvplan.workload import profiled
+    from kvplan.workload import profiled, profiled_in_stream
 
     reading: dict[str, Any] = {
         "format": format,
@@ -122,21 +152,35 @@ def workload(
     }
     if anonymize:
         return _share(logs, output, compare, quiet, reading)
+    held: dict[str, Any] = {
+        "compare": compare,
+        "isolate": isolate,
+        "join_blocks": join_blocks,
+        "ray": ray,
+        "other_policies": tuple(name.strip() for name in policies.split(",") if name.strip()),
+        "replicas": replicas,
+    }
+    asked: dict[str, Any] = {
+        "workers": workers,
+        "tier_tokens": opt("--tiers", tiers, lengths) or (),
+        "capacity_blocks": tuple(capacity_blocks or ()),
+        "capacity_tokens": tuple(opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ()),
+        "ttl_s": opt("--ttl", ttl, parse_duration),
+        "measure_from": measure_from,
+    }
     with progress(quiet) as listen:
-        data = profiled(
-            logs,
-            lambda some: read_requests(list(some), listen=listen, **reading),
-            compare=compare,
-            isolate=isolate,
-            join_blocks=join_blocks,
-            workers=workers,
-            tier_tokens=opt("--tiers", tiers, lengths) or (),
-            capacity_blocks=tuple(capacity_blocks or ()),
-            capacity_tokens=tuple(opt("--capacity-tokens", text, parse_tokens) or 0 for text in capacity_tokens or ()),
-            ttl_s=opt("--ttl", ttl, parse_duration),
-            measure_from=measure_from,
-            other_policies=tuple(name.strip() for name in policies.split(",") if name.strip()),
-            replicas=replicas,
-            progress=listen,
-        )
+        if sample is not None or buckets is not None:
+            _refuse_with_stream(held | ({"tiers": tiers, "ttl": ttl} if sample is not None else {}))
+            data = profiled_in_stream(
+                logs,
+                lambda sink: read_requests(logs, listen=listen, sink=sink, **reading),
+                rate=opt("--sample", sample, parse_share),
+                folder=buckets,
+                bucket_count=bucket_count,
+                progress=listen,
+                **asked,
+            )
+        else:
+            read = lambda some: read_requests(list(some), listen=listen, **reading)  # noqa: E731
+            data = profiled(logs, read, progress=listen, **held, **asked)
     return answer(wrap(data), as_json=as_json, output=output, quiet=quiet)

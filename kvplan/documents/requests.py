@@ -59,6 +59,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     log has no time stamps (the order is then the file's). `tenant` and `session` index `tenants` and count from 0;
     -1 means the log names none. Where `hashed` is false the log has lengths only: there are no blocks, `block_tokens`
     is 1, and what it reuses is not known, which is not zero. `texts` is None where the log holds no text.
+
+    A log too large to hold its blocks has none in `blocks`: `offsets` still counts them, and `unique` how many differ.
     """
 
     block_tokens: int
@@ -75,3 +77,4 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     findings: tuple[Finding, ...] = ()
     hashed: bool = True
     texts: Texts | None = None
+    unique: int | None = None

@@ -31,13 +31,15 @@ from kvplan.formats.rows import Options, Rows
 class Family:
     """One format: `detect` decides from one decoded line, `read` takes a whole file, `looks` describes it to a user.
 
-    Tables are not told from a decoded line (`detect` is None), but from their first bytes and their header.
+    Tables are not told from a decoded line (`detect` is None), but from their first bytes and their header. A format
+    that `streams` gives its block ids to a sink as it is read.
     """
 
     name: str
     looks: str
     detect: Callable[[dict[str, Any]], bool] | None
     read: Callable[[Lines, Options], Rows]
+    streams: bool = False
 
 
 FAMILIES = (
@@ -70,6 +72,7 @@ FAMILIES = (
         looks="lines with timestamp, input_length, output_length, hash_ids",
         detect=mooncake.detect,
         read=mooncake.read,
+        streams=True,
     ),
     Family(
         name="lengths",
@@ -106,12 +109,14 @@ FAMILIES = (
         looks="a Parquet table with a request a row",
         detect=None,
         read=parquet.read,
+        streams=True,
     ),
     Family(
         name="csv",
         looks="a header that names prompt lengths, then a request a line",
         detect=None,
         read=delimited.read,
+        streams=True,
     ),
     Family(
         name="otel",

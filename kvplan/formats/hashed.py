@@ -52,7 +52,7 @@ def rows(lines: Lines, options: Options, columns: Columns, findings: Sequence[Fi
     fits, size, finding = block_size(lines, line, tokens, counts, given, said)
     keep = ~odd
     keep[keep] = fits
-    every = bool(keep.all())
+    every = bool(keep.all()) or options.sink is not None
     duration = np.full(keep.size, np.nan) if columns.duration_s is None else columns.duration_s
     return Rows(
         block_tokens=size,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,6 +18,9 @@ from kvplan.progress import Progress, silent
 
 Keys: TypeAlias = NDArray[np.integer[Any]]
 
+# Takes the blocks of some consecutive requests: how many each has, its input tokens, and all keys one after another.
+Sink: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64], Keys], None]
+
 _SMALL = 2**40
 _SPREAD = 0x9E3779B97F4A7C15
 
@@ -27,7 +30,8 @@ class Options:
     """What the user said about the logs, and who listens; a reader refuses, by name, what it needs and did not get.
 
     `columns` maps what a table's columns hold (`input_tokens`, `time_ms`, …) to their names in the file;
-    `bytes_per_token` stands in for a tokenizer; large logs of text are tokenized by `processes`.
+    `bytes_per_token` stands in for a tokenizer; large logs of text are tokenized by `processes`. With a `sink` block
+    keys go there, some requests at a time in file order, and are not kept.
     """
 
     block_tokens: int | None = None
@@ -36,6 +40,7 @@ class Options:
     columns: Mapping[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
     processes: int = 1
+    sink: Sink | None = None
     progress: Progress = silent
 
 

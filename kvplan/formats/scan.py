@@ -320,7 +320,11 @@ class Scanner:
                     line[row], count[row] = number, ids.size
                     row, used = row + 1, used + ids.size
                 at, number = end + 1, number + 1
-        self._keep(self._ids[:used])
+        if self._options.sink is None:
+            self._keep(self._ids[:used])
+        elif row:
+            tokens = next(i for i, field in enumerate(self._fields) if field.name == "input_length")
+            self._options.sink(count[:row], numbers[:row, tokens].copy(), self._ids[:used].view(np.int64).copy())
         self._parts.append((line[:row], time[:row], numbers[:row], count[:row]))
         return number
 

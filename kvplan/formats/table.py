@@ -129,6 +129,9 @@ class Table:
         self._refuse(batch, next((role for role in DURATION_UNITS if role in batch.columns), ""), wrong & ~bad)
         keep = np.flatnonzero(~(bad | wrong))
         keys, count = _kept(batch.lists, keep, batch.line.size)
+        if self._options.sink is not None and keep.size:
+            self._options.sink(count, columns["input_tokens"][keep], keys)
+            keys = keys[:0]
         if self._room is not None and self._used + keys.size > self._room.size:
             raise KvplanError(f"{self._lines.name}: holds more block ids than its directory says: the file is damaged")
         if self._room is not None:
@@ -169,7 +172,7 @@ class Table:
             given, how = self._given()
             keep, size, finding = block_size(self._lines, line, input_tokens, count, given, how)
             findings.append(finding)
-        every = bool(keep.all())
+        every = bool(keep.all()) or self._options.sink is not None
         return Rows(
             block_tokens=size,
             line=line[keep],

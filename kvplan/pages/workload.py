@@ -19,6 +19,7 @@ def page(document: Document[Workload]) -> Page:
     sections = (
         _summary(workload),
         *_curve(workload),
+        *_sampled(workload),
         *workload_whatif.compared(workload),
         *parts.findings(workload.findings),
         *_drift(workload),
@@ -32,7 +33,7 @@ def page(document: Document[Workload]) -> Page:
         _evidence(workload),
     )
     names = ", ".join(source.name for source in workload.sources)
-    does = "reuses" if workload.curve else "asks for"
+    does = "reuses" if workload.curve or workload.sampled else "asks for"
     return Page(
         kind=document.kind,
         title=f"What {names} {does}" if names else f"What the log {does}",
@@ -100,6 +101,27 @@ def _curve(workload: Workload) -> tuple[Section, ...]:
         reading += f" Blocks not used for {show_duration(workload.ttl_s)} are dropped."
     blocks = (workload_figures.hit_ratio(workload), parts.table(columns, rows, short=short))
     return (Section(name="curve", heading="Hits against capacity", reading=reading, blocks=blocks, first=True),)
+
+
+def _sampled(workload: Workload) -> tuple[Section, ...]:
+    """The curve of a sample, with twice its standard error on either side."""
+    sampled = workload.sampled
+    if sampled is None:
+        return ()
+    rows = [
+        (
+            f"{one.capacity_blocks:,}",
+            show_tokens(one.capacity_blocks * workload.block_tokens),
+            show_percent(one.token_hit_ratio),
+            show_percent(one.block_hit_ratio),
+            f"± {200 * one.standard_error_ratio:.2f} points",
+        )
+        for one in sampled.points
+    ]
+    table = parts.table(">blocks|>tokens|>hit ratio|>of blocks|>two standard errors", rows)
+    reading = "LRU, cold start, the whole log, estimated from a sample of its blocks; the errors are measured on it."
+    blocks = (workload_figures.sampled(workload, sampled), table)
+    return (Section(name="sampled", heading="Hits against capacity", reading=reading, blocks=blocks, first=True),)
 
 
 def _point_row(point: CurvePoint, workload: Workload, strong: bool, timed: bool) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from kvplan.documents import CurvePoint, Interval, PrefixClass, Workload
+from kvplan.documents import CurvePoint, Interval, PrefixClass, Sampling, Workload
 from kvplan.page import Axis, Bins, Figure, Marks, Plot, Role, Rule, Series
 from kvplan.pages import parts
 from kvplan.render.scales import ROUND_TIMES
@@ -23,6 +23,9 @@ def nearly_all(workload: Workload) -> CurvePoint | None:
 
 def lead(workload: Workload) -> str:
     """The workload in one line."""
+    if workload.sampled is not None:
+        ceiling = show_percent(workload.sampled.ceiling_hit_ratio)
+        return f"At best about {ceiling} of the input tokens can come from a cache, by a sample of the blocks."
     if workload.ceiling_hit_ratio is None:
         return "It has lengths only: what it asks for and when, not what it reuses."
     if workload.ceiling_hit_ratio == 0:
@@ -123,6 +126,36 @@ def _shares(workload: Workload) -> str:
     sizes = [next((p.capacity_tokens for p in workload.curve if p.hit_ratio >= ratio), None) for ratio in wanted]
     half, most = ("more than the curve shows" if size is None else f"{show_tokens(size)} tokens" for size in sizes)
     return f"Half of the ceiling takes {half}, nine tenths take {most}."
+
+
+def sampled(workload: Workload, sample: Sampling) -> Figure:
+    """The hit curve of a sample."""
+    points = tuple((float(one.capacity_blocks * workload.block_tokens), one.token_hit_ratio) for one in sample.points)
+    rule = Rule(axis="y", value=sample.ceiling_hit_ratio, label="infinite cache, about")
+    plot = Plot(
+        x=Axis(title="capacity in tokens", unit="tokens", log=True),
+        y=Axis(title="hit ratio (share of input tokens)", unit="ratio"),
+        series=(Series(name="LRU, sampled", points=points, role="main"),),
+        rules=(rule,),
+        height=280,
+    )
+    return Figure(
+        name="sampled-hit-ratio",
+        title="Hit ratio against capacity, from a sample",
+        reading="",
+        alt=_first_last(sample),
+        charts=(plot,),
+        plot=True,
+    )
+
+
+def _first_last(sample: Sampling) -> str:
+    if not sample.points:
+        return "No capacity was measured."
+    return (
+        f"Hit ratio rises from {show_percent(sample.points[0].token_hit_ratio)} to "
+        f"{show_percent(sample.points[-1].token_hit_ratio)}."
+    )
 
 
 def _ratios(curve: tuple[CurvePoint, ...]) -> tuple[tuple[float, float], ...]:

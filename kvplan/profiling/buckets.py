@@ -69,12 +69,17 @@ def empty() -> Histogram:
     return Histogram(request=none, toucher=none, blocks=none, unique=0)
 
 
-def bucket_of(blocks: NDArray[Any], buckets: int) -> NDArray[np.int64]:
-    """The bucket of each block id: a mix of its bits, so that neighbours along a path are spread."""
+def mix(blocks: NDArray[Any]) -> NDArray[np.uint64]:
+    """The bits of block ids mixed well: the finalizer of SplitMix64."""
     mixed = blocks.astype(np.uint64)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((mixed ^ (mixed >> np.uint64(31))) % np.uint64(buckets)).astype(np.int64)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def bucket_of(blocks: NDArray[Any], buckets: int) -> NDArray[np.int64]:
+    """The bucket of each block id, by its mixed bits, so that neighbours along a path are spread."""
+    return (mix(blocks) % np.uint64(buckets)).astype(np.int64)
 
 
 def references(rows: pd.DataFrame, buckets: int) -> pd.DataFrame:

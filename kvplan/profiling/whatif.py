@@ -352,7 +352,7 @@ def tiers(runs: reuse.Runs, requests: Requests, capacities: Sequence[int]) -> tu
     if capacities[0] < 1:
         raise UsageError(f"--tiers: a tier holds at least one block, which is {requests.block_tokens} tokens here")
     stacked = np.cumsum(capacities).tolist()
-    references, unique = len(requests.blocks), reuse.unique_blocks(requests)
+    references, unique = int(requests.offsets[-1]), reuse.unique_blocks(requests)
     rows = []
     for arrangement, reach in (("inclusive", list(capacities)), ("exclusive", stacked)):
         points = curve(runs, requests, reach)
