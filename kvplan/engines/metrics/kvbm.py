@@ -6,7 +6,7 @@ from kvplan.engines.metrics.system import Level, Loss, Sum, System, Transfer, Wa
 
 
 def _moved(name: str) -> Sum:
-    return total(f"kvbm_{name}_total", f"kvbm_{name}")
+    return total(f"kvbm_{name}", f"kvbm_{name}_total")
 
 
 _STORES = (*_moved("offload_blocks_d2h"), *_moved("offload_blocks_d2d"))
