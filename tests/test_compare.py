@@ -609,3 +609,40 @@ def test_a_real_report_of_guidellm_is_read() -> None:
     assert first.latency_s == pytest.approx(0.013337135)
     assert sorted(made.lag_s) == pytest.approx([0.092855215, 0.096691132, 0.097086212])
     assert len({record.key for record in made.records}) == 3
+
+
+WRONG = (None, -1, -1e30, 0, 1e308, 2**70, "", "x", [], {}, True, [1], {"value": -5, "unit": "ms"})
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Where a JSON document's values are, its inner ones included."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(deeper for key, part in inner for deeper in leaves(part, (*path, key)))][path == () :]
+
+
+@settings(max_examples=250, deadline=None)
+@given(data=st.data())
+def test_damaged_results_are_read_or_refused_in_a_line(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damaged")
+    name = data.draw(st.sampled_from(["aiperf/profile_export.jsonl", "vllm_bench.json", "guidellm.json"]))
+    text = (RESULTS / name).read_text()
+    rows = [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else [json.loads(text)]
+    row = data.draw(st.sampled_from(rows))
+    place = data.draw(st.sampled_from(leaves(row)))
+    part = row
+    for key in place[:-1]:
+        part = part[key]
+    if data.draw(st.booleans()):
+        part[place[-1]] = data.draw(st.sampled_from(WRONG))
+    else:
+        del part[place[-1]]
+    path = folder / Path(name).name
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = ""
+    try:
+        dump(wrap(compare([RESULTS / name, path], Options(resamples=100, max_lag_s=9))))
+    except KvplanError as error:
+        said = str(error)
+    assert "\n" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.files import load, reason
 
 MANIFEST = "replay.json"
+YEAR_S, MOST_TOKENS = 3.2e7, 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +136,23 @@ def result(path: Path) -> Result:
     first = _first(text)
     for known in FORMATS:
         if first is not None and known.looks(first):
-            return known.read(path, text)
+            return _sane(known.read(path, text))
     names = ", ".join(known.name for known in FORMATS)
     raise KvplanError(f"{path}: not a result of a load generator that kvplan reads ({names})")
+
+
+def _sane(made: Result) -> Result:
+    """The result, if its figures can be: counts and times not negative, less than a year, no more cached than asked."""
+    for record in made.records:
+        counts = (record.prompt_tokens, record.output_tokens, record.cached_tokens or 0)
+        times = (record.ttft_s, record.latency_s, record.start_s)
+        can_be = all(0 <= count < MOST_TOKENS for count in counts) and counts[2] <= counts[0]
+        if not (can_be and all(map(math.isfinite, times)) and all(0 <= time < YEAR_S for time in times[:2])):
+            raise KvplanError(f"{made.name}: request {record.key}: {counts} tokens and {times[:2]} seconds cannot be")
+    stated = (made.span_s, made.lag_p99_s or 0.0)
+    if not all(0 <= time < YEAR_S for time in stated) or not all(map(math.isfinite, made.lag_s)):
+        raise KvplanError(f"{made.name}: a run of {made.span_s:g} s, sent {made.lag_p99_s} s late, cannot be")
+    return made
 
 
 def _first(text: bytes) -> dict[str, Any] | None:

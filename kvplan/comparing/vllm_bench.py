@@ -35,7 +35,8 @@ def read(path: Path, text: bytes) -> Result:
         raise KvplanError(f"{path}: not a result of vllm bench serve: {error}") from None
     if not made.ttfts:
         raise KvplanError(f"{path}: holds no single requests: run vllm bench serve with --save-detailed")
-    sizes = {len(column) for column in (made.input_lens, made.output_lens, made.ttfts, made.itls, made.errors)}
+    columns: list[Any] = [made.input_lens, made.output_lens, made.ttfts, made.itls, made.errors]
+    sizes = {len(column) for column in columns + ([] if made.latencies is None else [made.latencies])}
     if sizes != {len(made.start_times)}:
         raise KvplanError(f"{path}: its columns differ in length, so requests cannot be told apart")
     good = [row for row, error in enumerate(made.errors) if not error]
