@@ -138,12 +138,12 @@ class Configured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlanCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure beside what the plan said of it. `why` explains a difference, likeliest first."""
+    """One figure beside what the plan said of it; `observed` None where no page shows it. `why`: likeliest first."""
 
     what: str
     unit: Literal["ratio", "bytes", "bytes_per_s", "tokens", "s", "per_s", "blocks"]
     planned: float
-    observed: float
+    observed: float | None
     agrees: bool
     why: tuple[str, ...] = ()
 

@@ -106,7 +106,9 @@ def _sizes(plan: Plan, seen: Seen) -> Iterator[PlanCheck]:
         yield _check("host pool of one engine", "bytes", wanted, given, _SIZE, whys)
     elif wanted and not any(one.way == "store" for one in seen.transfers):
         why = "no metric of a host pool is on the pages: it is switched off, or runs in a process not observed"
-        yield _check("host pool of one engine", "bytes", wanted, 0.0, _SIZE, [why])
+        yield PlanCheck(
+            what="host pool of one engine", unit="bytes", planned=wanted, observed=None, agrees=False, why=(why,)
+        )
 
 
 # -------------------------------------------------------------------------------------------- traffic, links, times
@@ -227,11 +229,20 @@ def _cold(plan: Plan, seen: Seen) -> str:
     """A cache that has not been filled yet: fewer tokens computed since it was empty than it holds."""
     if not (seen.since_start or seen.started_within) or seen.computed_tokens is None:
         return ""
-    holds = (plan.budgets.gpu.tokens + plan.budgets.host.tokens + plan.budgets.disk.tokens) * seen.engines
+    holds = _held_tokens(plan, seen) * seen.engines
     if not holds or seen.computed_tokens >= holds:
         return ""
     filled = show_percent(seen.computed_tokens / holds)
     return f"cold start: {show_tokens(seen.computed_tokens)} tokens computed since, {filled} of what the tiers hold"
+
+
+def _held_tokens(plan: Plan, seen: Seen) -> float:
+    """Tokens that one engine's tiers hold when full: as configured where that is known, else as planned."""
+    pool, host, each = observed_pool_tokens(plan, seen), observed_host_bytes(plan, seen), bytes_per_token(plan)
+    gpu = plan.budgets.gpu.tokens if pool is None else pool
+    if host is not None and each:
+        return max(gpu, host / each)  # a host tier repeats what the GPU holds, or adds to it: the less is claimed
+    return gpu
 
 
 def _short(seen: Seen) -> str:
@@ -264,7 +275,9 @@ def at(workload: Workload, tokens: float) -> float | None:
     return before[1] if workload.curve else None
 
 
-def _figure(value: float, unit: str) -> str:
+def _figure(value: float | None, unit: str) -> str:
+    if value is None:
+        return "not seen"
     match unit:
         case "bytes":
             return show_bytes(value)

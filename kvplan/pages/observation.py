@@ -123,13 +123,17 @@ def _whys(seen: Observation) -> list[tuple[str, str]]:
 
 
 def _check(one: PlanCheck) -> Row:
+    if one.observed is None:
+        cells = (one.what, _value(one.planned, one.unit), "not seen", "", "differs")
+        return Row(cells=cells, tone="warning")
     apart = one.observed - one.planned
     if one.unit == "ratio":
         difference = f"{apart * 100:+.1f} points"
     else:
         difference = f"{apart / one.planned * 100:+.0f} %" if one.planned else "more than none"
-    cells = (one.what, _value(one.planned, one.unit), _value(one.observed, one.unit), difference)
-    return Row(cells=(*cells, "agrees" if one.agrees else "differs"), tone="good" if one.agrees else "warning")
+    verdict = "agrees" if one.agrees else "differs"
+    cells = (one.what, _value(one.planned, one.unit), _value(one.observed, one.unit), difference, verdict)
+    return Row(cells=cells, tone="good" if one.agrees else "warning")
 
 
 def _value(value: float, unit: str) -> str:
