@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 
 from kvplan.documents import Arm, EngineModel
-from kvplan.simulation.gpu import COMING, READY, GpuCache
-from kvplan.simulation.hierarchy import At, Hierarchy
-from kvplan.simulation.live import DECODE, DONE, GONE, LOADING, PARKED, PREFILL, WAITING, Hold, Live, Load
+from kvplan.simulation.hierarchy import At
+from kvplan.simulation.holding import Holding
+from kvplan.simulation.live import DECODE, DONE, GONE, LOADING, PARKED, PREFILL, WAITING, Live, Load
 from kvplan.simulation.steps import Agenda, decode_run, first_due, stale, step_seconds
 
 
@@ -32,16 +32,13 @@ class Replica:
     ) -> None:
         self.model = model
         self.wait_for_others = arm.in_flight == "wait"
-        self.on_eviction = arm.store == "on-eviction"
-        self.keeps_output = model.output_blocks != "forget"
         self.at = at
         self.next_event = next_event
         self.left = left
-        self.gpu = GpuCache(model.kv_tokens // model.block_tokens, blocks, arm.ttl_s)
-        self.tiers = Hierarchy(model, arm, at, self._copied)
+        self.holding = Holding(model, arm, blocks, at, self._freed)
+        self.gpu, self.tiers = self.holding.gpu, self.holding.tiers
         self.waiting: list[tuple[int, Live]] = []
         self.parked: dict[int, list[Live]] = {}  # by owner of the prefix that is waited for
-        self.owners: dict[int, Live] = {}  # by coming block
         self.loading: dict[int, Live] = {}
         self.prefilling: dict[int, Live] = {}
         self.running: dict[int, Live] = {}  # prefilling and decoding, in order of admission
@@ -52,7 +49,6 @@ class Replica:
         self.grows: Agenda = []
         self.leaving: list[tuple[Live, str]] = []
         self.generation = 0
-        self.in_step: set[int] = set()  # blocks that the step being planned will complete, where that may be hit
         self.stepping = False
         self.step_began = 0.0
         self.down_until = 0.0
@@ -68,7 +64,7 @@ class Replica:
     def arrive(self, request: Live, now: float) -> None:
         """A request joins the queue (`start` looks at it), or is turned away where it can never fit."""
         self.outstanding += 1
-        if self._blocks(request.input_tokens + request.output_tokens - 1) > self.gpu.capacity:
+        if self.holding.blocks(request.input_tokens + request.output_tokens - 1) > self.gpu.capacity:
             self._end(request, now, "does not fit")
             return
         heapq.heappush(self.waiting, (request.rank, request))
@@ -91,9 +87,6 @@ class Replica:
         self.outstanding -= 1
         self.left(now, request)
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.model.block_tokens)
-
     # ------------------------------------------------------------------------------------------- admission
 
     def _admit(self, now: float, budget: int) -> None:
@@ -112,28 +105,21 @@ class Replica:
                 return
             heapq.heappop(self.waiting)
             if head.state == PREFILL:
-                self._plan(head, budget)
+                self.holding.plan(head, budget)
                 budget -= head.target - head.progress
 
     def _place(self, request: Live, now: float) -> bool:
         """Give a request all the blocks of its prompt; False where they are not to be had."""
-        gpu, path = self.gpu, request.path
-        hits = 0
-        while hits < request.reusable and (gpu.state[path[hits]] == READY or path[hits] in self.in_step):
-            hits += 1
-        if self.wait_for_others and hits < request.reusable and gpu.state[path[hits]] == COMING:
+        hits = self.holding.hits(request)
+        owner = self.holding.owner_of_next(request, hits) if self.wait_for_others else None
+        if owner is not None:
             request.state = PARKED
-            self.parked.setdefault(self.owners[path[hits]].index, []).append(request)
+            self.parked.setdefault(owner.index, []).append(request)
             return True
-        needed = self._blocks(request.target) - hits
-        if gpu.room(path[:hits]) < needed:
+        taken = self.holding.take(request, hits, now)
+        if taken is None:
             return False
-        loads = self.tiers.found(path, hits, request.reusable, now)
-        gpu.use(path[:hits])
-        gone = gpu.take(needed, now)
-        gpu.hit.update(path[:hits])
-        self._own(request, hits, needed)
-        self.tiers.touch(path, now)
+        loads, gone = taken
         if request.admitted_at is None:
             request.admitted_at = now
             request.hits = (hits, *loads)
@@ -145,24 +131,8 @@ class Replica:
             self.tiers.load(request, hits, loads, now, self._loaded)
         else:
             self._begin_prefill(request)
-        if self.on_eviction and gone:
-            self.tiers.store(gone, now)
+        self.holding.evicted(gone, now)
         return True
-
-    def _own(self, request: Live, hits: int, needed: int) -> None:
-        gpu, path = self.gpu, request.path
-        request.held = path[:hits]
-        request.owned = []
-        request.hold = Hold(self.generation)
-        for place in range(hits, len(path)):
-            block = path[place]
-            if not gpu.state[block]:
-                gpu.name(block)
-                self.owners[block] = request
-                request.held.append(block)
-                request.owned.append(place)
-        request.owned.reverse()
-        request.private = needed - len(request.owned)
 
     def _begin_prefill(self, request: Live) -> None:
         request.state = PREFILL
@@ -180,7 +150,7 @@ class Replica:
             request.hits = (hits[0], 0, 0)
         else:
             request.progress = (load.start + len(load.host) + len(load.disk)) * self.model.block_tokens
-            self._complete(request, now, loaded=True)
+            self.holding.complete(request, now, loaded=True)
         self._begin_prefill(request)
         self.start(now)
 
@@ -195,9 +165,9 @@ class Replica:
         budget = self.model.max_num_batched_tokens - self.decoding
         if self.preemptions == preempted:  # nobody comes in while somebody has to go
             left = budget
-            self.in_step.clear()
+            self.holding.in_step.clear()
             for request in self.prefilling.values():
-                self._plan(request, left)
+                self.holding.plan(request, left)
                 left -= request.target - request.progress
             self._admit(now, left)
         if self.prefilling:
@@ -212,15 +182,6 @@ class Replica:
         self.stepping = True
         self.step_began = now
         self.at(now + seconds, self._ended, (self.generation, count, chunks))
-
-    def _plan(self, request: Live, budget: int) -> None:
-        """Note the blocks that a request's share of the step will complete, where others may use them at once."""
-        if self.model.same_step_hits and budget > 0:
-            full = min(request.target, request.progress + budget) // self.model.block_tokens
-            for place in reversed(request.owned):
-                if place >= full:
-                    return
-                self.in_step.add(request.path[place])
 
     def _mixed(self, budget: int) -> tuple[float, list[tuple[Live, int]]]:
         chunks, tokens, squares = list[tuple[Live, int]](), self.decoding, 0
@@ -249,7 +210,7 @@ class Replica:
         for request, chunk in chunks:
             request.progress += chunk
             self.prefill_tokens += chunk
-            self._complete(request, now)
+            self.holding.complete(request, now)
             if request.progress == request.target:
                 self._first_token(request, now)
         for request, cause in self.leaving:
@@ -259,25 +220,8 @@ class Replica:
         self.leaving.clear()
         self.start(now)
 
-    def _complete(self, request: Live, now: float, loaded: bool = False) -> None:
-        """Blocks that the request's progress has filled are ready for everybody, and copied to the tiers."""
-        ready, owned, path = list[int](), request.owned, request.path
-        full = request.progress // self.model.block_tokens
-        while owned and owned[-1] < full:
-            block = path[owned.pop()]
-            self.gpu.ready(block)
-            self.owners.pop(block, None)
-            ready.append(block)
-        if ready and not loaded and not self.on_eviction:
-            self.tiers.store(ready, now, request.hold)
-
-    def _copied(self, now: float, hold: Hold | None) -> None:
-        if hold is None or hold.generation != self.generation:
-            return
-        hold.copies -= 1
-        if hold.over and not hold.copies:
-            self.gpu.release(hold.blocks, now)
-            self.at(now, self._resume, ())
+    def _freed(self, now: float) -> None:
+        self.at(now, self._resume, ())
 
     def _resume(self, now: float) -> None:
         self.start(now)
@@ -297,27 +241,16 @@ class Replica:
         self.decoding += 1
         self.kv_tokens += request.target
         heapq.heappush(self.ends, (self.decode_step + left, request.index, request.epoch, request))
-        room = self._blocks(request.target) * self.model.block_tokens - request.target
+        room = self.holding.blocks(request.target) * self.model.block_tokens - request.target
         if room < left:
             heapq.heappush(self.grows, (self.decode_step + room, request.index, request.epoch, request))
 
     def _finish(self, request: Live, now: float, decoding: bool = True) -> None:
         if decoding:
             self._stop_decoding(request)
-        self._name_answer(request, now)
+        self.holding.name_answer(request, now)
         self._release(request, now)
         self._end(request, now)
-
-    def _name_answer(self, request: Live, now: float) -> None:
-        """The answer's full blocks are there for the prompts that will repeat it, where the log knows them."""
-        named = [block for block in request.answer if not self.gpu.state[block]]
-        for block in named:
-            self.gpu.name(block)
-            self.gpu.ready(block)
-        request.held += named
-        request.private -= len(named)
-        if named and not self.on_eviction:
-            self.tiers.store(named, now, request.hold)
 
     def _stop_decoding(self, request: Live) -> None:
         done = self.decode_step - request.entered
@@ -326,33 +259,8 @@ class Replica:
         request.emitted += done
 
     def _release(self, request: Live, now: float) -> None:
-        """Everything that the request holds; its path is used now, in every tier."""
         self.running.pop(request.index, None)
-        for place in request.owned:
-            self.owners.pop(request.path[place], None)
-        done = len(request.held) - len(request.owned)
-        if self.keeps_output:  # before its path, so that the leaf goes first
-            self._keep_output(request, done, now)
-        self.gpu.release(request.held[done:], now)
-        hold = request.hold
-        if hold is not None and hold.copies:
-            hold.blocks, hold.over = request.held[:done], True
-        else:
-            self.gpu.release(request.held[:done], now)
-        self.gpu.drop_private(request.private)
-        if request.state not in (WAITING, PARKED):
-            self.tiers.touch(request.path, now, again=False)
-        request.held, request.owned, request.private, request.hold = [], [], 0, None
-        request.epoch += 1
-
-    def _keep_output(self, request: Live, named: int, now: float) -> None:
-        """Full blocks beyond those that have a name: answers, and copies of what another request computed too."""
-        computed = request.progress
-        if computed == request.target:
-            computed = request.input_tokens + max(0, request.emitted - 1)  # the last token's own KV is not computed
-        kept = min(request.private, max(0, computed // self.model.block_tokens - named))
-        self.gpu.keep(kept, now)
-        request.private -= kept
+        self.holding.release(request, now)
 
     # ------------------------------------------------------------------------------- preemption and leaving
 
@@ -367,10 +275,7 @@ class Replica:
                 self._preempt(next(reversed(self.running.values())), now)
             if stale(entry):
                 continue
-            gone = self.gpu.take(1, now)
-            request.private += 1
-            if self.on_eviction and gone:
-                self.tiers.store(gone, now)
+            self.holding.grow(request, now)
             later = entry[0] + self.model.block_tokens
             if later < request.entered + request.output_tokens - request.emitted:
                 heapq.heappush(self.grows, (later, request.index, request.epoch, request))
@@ -429,18 +334,14 @@ class Replica:
         inside += [request for _, request in self.waiting if request.state == WAITING]
         self.waiting.clear()
         for request in inside:
-            request.held, request.owned, request.private, request.hold = [], [], 0, None
-            request.epoch += 1
+            self.holding.forget(request)
             request.state, request.progress, request.emitted, request.target = WAITING, 0, 0, request.input_tokens
-        for emptied in (self.running, self.prefilling, self.loading, self.owners, self.parked):
+        for emptied in (self.running, self.prefilling, self.loading, self.parked):
             emptied.clear()
         self.decoding = self.kv_tokens = 0
         self.ends.clear()
         self.grows.clear()
-        self.gpu.clear()
-        for name in ("host", "disk"):
-            if name not in survives:
-                self.tiers.lose(name, "restart", closed=False)
+        self.holding.lose(survives)
         for request, cause in self.leaving:
             if request in inside:
                 inside.remove(request)
