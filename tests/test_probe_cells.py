@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ from kvplan.probing import (
     disk_cells,
     disk_io,
     disk_links,
+    interrupts,
     kernel_queues,
     neighbours,
     queued_io,
@@ -319,23 +322,25 @@ def test_a_side_that_wakes_after_the_end_still_moves_something(written: tuple[in
     assert [done.transfers for done in pair] == [8, 8]
 
 
-def test_an_interrupt_while_threads_end_waits_for_them_and_is_not_lost(
-    written: tuple[int, Pattern], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_a_signal_raises_while_threads_end_waits_for_them_and_is_not_lost(
+    written: tuple[int, Pattern], monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
 ) -> None:
     descriptor, filled = written
-    real, pressed = threading.Thread.join, []
+    real, pressed = time.sleep, []
 
-    def join(self: threading.Thread, timeout: float | None = None) -> None:
-        if not pressed:
+    def sleep(seconds: float) -> None:
+        if len(pressed) < 2:
             pressed.append(True)
-            raise KeyboardInterrupt
-        real(self, timeout)
+            raise kind
+        real(seconds)
 
     monkeypatch.setattr(disk_io, "_wait", lambda *_: None)
-    monkeypatch.setattr(threading.Thread, "join", join)
-    with pytest.raises(KeyboardInterrupt):
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(kind):
         disk_io.run(descriptor, job(filled, depth=4, seconds=0.3), lambda rate: None)
     assert pressed
+    assert threading.active_count() == 1
 
 
 # ---- the kernel's queues

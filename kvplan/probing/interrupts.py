@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -12,18 +13,32 @@ from typing import Any
 
 from kvplan.progress import Progress
 
+_LOOK_S = 1e-3
+
 
 def join_all(threads: Iterable[threading.Thread]) -> None:
     """Wait for every thread that was started, whatever a signal raises meanwhile; the first of it is raised at last."""
+    waiting = [thread for thread in threads if thread.ident is not None]
     raised: BaseException | None = None
-    for thread in threads:
-        while thread.ident is not None and thread.is_alive():
-            try:
-                thread.join()
-            except BaseException as error:  # Ctrl-C, or what a handler of SIGTERM raises to end the program
-                raised = raised or error
+    while waiting:
+        try:
+            _wait(waiting)
+        except BaseException as error:  # Ctrl-C, or what a handler of SIGTERM raises to end the program
+            raised = raised or error
     if raised is not None:
         raise raised
+
+
+def _wait(waiting: list[threading.Thread]) -> None:
+    """Take out of the list what has ended, until nothing is left.
+
+    Not by Thread.join: interrupted, it takes a thread that still runs for one that has ended (CPython 3.11).
+    """
+    while waiting:
+        running = threading.enumerate()
+        waiting[:] = [thread for thread in waiting if thread in running]
+        if waiting:
+            time.sleep(_LOOK_S)
 
 
 @contextmanager
