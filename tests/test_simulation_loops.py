@@ -15,7 +15,7 @@ from test_simulate import BLOCK, ENGINE, OFF, TOKEN, books_balance, conversation
 from test_simulation_faults import SMALL, failing, gone, losses, restarts, slow
 
 from kvplan import simulate
-from kvplan.documents import Fault, Loop, Requests
+from kvplan.documents import Fault, Loop, Requests, Texts
 from kvplan.errors import KvplanError, UsageError
 from kvplan.simulation.live import DONE, GONE
 from kvplan.simulation.loops import answers, turns
@@ -199,7 +199,7 @@ def test_answers_that_stay_take_room_and_answers_that_come_back_are_hits() -> No
         path = path + [next(fresh) for _ in range(5)]
     log = with_sessions(log_of(paths, [10.0 * n for n in range(8)], [4 * BLOCK] * 8), [0] * 8)
     schedule = schedule_of(log, 1.0, None)
-    assert answers(log, schedule.paths, turns(log, schedule.paths))[0] == paths[1][3:7]
+    assert answers(log, schedule.paths, turns(log, schedule.paths), True)[0] == paths[1][3:7]
     hits = {}
     for rule in ("forget", "keep", "reuse"):
         engine = replace(ENGINE, kv_tokens=300 * BLOCK, output_blocks=rule)
@@ -224,6 +224,27 @@ def test_a_prefix_that_the_same_step_computes_is_hit_where_the_engine_names_bloc
     late.play()
     assert [sum(one.hits) for one in late.requests] == [0, 16, 16]
     assert [sum(one.hits) for one in world.requests] == [0, 20, 20]
+
+
+def test_a_log_of_text_says_itself_which_blocks_its_answers_fill() -> None:
+    """The second prompt goes on with another text than the answer that was given, a third one with that answer."""
+    log = log_of([[0, 1], [0, 1, 2, 3], [0, 1, 4]], [0.0, 10.0, 20.0], [2 * BLOCK] * 3)
+    none = np.array([], int)
+    texts = Texts(
+        **dict.fromkeys(("kind", "exact", "near", "loose", "answer_exact", "answer_near", "answer_told"), none),
+        offsets=np.zeros(4, int),
+        head_tokens=np.full(3, -1),
+        answer_offsets=np.array([0, 2, 2, 2]),
+        answer_blocks=np.array([4, 5]),  # 5: no prompt has it
+    )
+    told = replace(with_sessions(log, [0, 0, 0]), texts=texts)
+    paths = schedule_of(told, 1.0, None).paths
+    assert answers(told, paths, turns(told, paths), True) == [[4], [], []]
+    assert answers(told, paths, turns(told, paths), False)[0] == [2, 3]
+    reuse = replace(ENGINE, output_blocks="reuse")
+    world = World(schedule_of(told, 1.0, None, names_output=True), reuse, OFF, watch=books_balance)
+    world.play()
+    assert [sum(one.hits) for one in world.requests] == [0, 2, 3]
 
 
 def test_answers_that_come_back_are_stored_with_the_prompt() -> None:

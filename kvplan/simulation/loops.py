@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -70,17 +71,27 @@ def _goes_on(path: list[int], first_of: dict[int, int], paths: Sequence[list[int
     return None
 
 
-def answers(requests: Requests, paths: Sequence[list[int]], after: Sequence[Turn | None]) -> list[list[int]]:
-    """The full blocks that each request's output completes, as its next turn's prompt names them: at most all of it.
+def answers(
+    requests: Requests, paths: Sequence[list[int]], after: Sequence[Turn | None], told: bool
+) -> list[list[int]]:
+    """The full blocks that each request's output completes, under the names that later prompts have for them.
 
-    An upper bound: it takes the answer of the log's next prompt to be the answer that was given.
+    With `told` a log of text says itself which they are, where its blocks have the log's names. Elsewhere they are what
+    the next turn's prompt goes on with, at most all of the output: an upper bound, as that takes the answer of the
+    log's next prompt to be the answer that was given.
     """
     size, inputs, outputs = requests.block_tokens, requests.input_tokens, requests.output_tokens
     known: list[list[int]] = [[] for _ in paths]
     for index, turn in enumerate(after):
         if turn is not None:
             before = paths[turn.after]
-            full = int(inputs[turn.after] + outputs[turn.after] - 1) // size
             if paths[index][: len(before)] == before:
-                known[turn.after] = paths[index][len(before) : full]
-    return known
+                known[turn.after] = paths[index][len(before) :]
+    texts = requests.texts if told else None
+    if texts is not None and len(texts.answer_blocks):
+        asked = int(requests.blocks.max(initial=-1))
+        for index in range(len(paths)):
+            own = texts.answer_blocks[texts.answer_offsets[index] : texts.answer_offsets[index + 1]].tolist()
+            known[index] = list(takewhile(lambda block: block <= asked, own))
+    full = [int(inputs[index] + outputs[index] - 1) // size for index in range(len(paths))]
+    return [blocks[: max(0, full[index] - len(paths[index]))] for index, blocks in enumerate(known)]

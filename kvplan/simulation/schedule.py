@@ -44,7 +44,7 @@ def schedule_of(
         blocks = np.unique(np.repeat(owner, np.diff(offsets)) * (int(blocks.max()) + 1) + blocks, return_inverse=True)[
             1
         ].ravel()
-    unique = int(blocks.max()) + 1 if blocks.size else 0
+    unique = 1 + int(max(blocks.max(initial=-1), requests.blocks.max(initial=-1) if names_output else -1))
     names, starts, inputs = blocks.tolist(), offsets.tolist(), requests.input_tokens[:count].tolist()
     size = requests.block_tokens
     paths = [names[starts[r] : min(starts[r + 1], starts[r] + inputs[r] // size)] for r in range(count)]
@@ -58,6 +58,6 @@ def schedule_of(
         unique=unique,
         block_tokens=size,
         after=after if loop.kind == "sessions" else (),
-        answers=answers(requests, paths, after) if names_output else (),
+        answers=answers(requests, paths, after, share == "all") if names_output else (),
         clients=loop.concurrency if loop.kind == "concurrency" else None,
     )
