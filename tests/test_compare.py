@@ -400,6 +400,21 @@ def manifest(folder: Path, arms: str, sha: str = "a", concurrency: int | None = 
     return folder
 
 
+def test_clients_that_wait_for_answers_keep_no_times_of_the_schedule(tmp_path: Path) -> None:
+    schedule = tmp_path / "schedule.jsonl"
+    schedule.write_text(
+        "".join(json.dumps({"timestamp": n * 60_000, "session_id": f"s{n % 4}"}) + "\n" for n in range(8))
+    )
+    told = Options(resamples=200, schedule=schedule)
+    by_times, by_answers = (manifest(tmp_path / str(many), "ABBA", concurrency=many) for many in (None, 1))
+    for summary in tmp_path.glob("*/*/profile_export_aiperf.json"):
+        summary.unlink()  # so that times are all there is to tell the lag
+    with pytest.raises(KvplanError, match="late"):
+        compare([by_times], told)
+    made = compare([by_answers], told)
+    assert [run.lag_p99_s for run in made.runs] == [None] * 4
+
+
 def test_a_folder_of_a_replay_holds_both_arms(tmp_path: Path) -> None:
     folder = manifest(tmp_path / "runs", "ABBA")
     made = compare([folder], LOOSE)
@@ -444,23 +459,39 @@ def test_replays_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
             0,
             0.5,
         ),
-        ({"sglang:cached_tokens_total": 1, "sglang:prompt_tokens_total": 4}, 0, 0.25),
         ({"llamacpp:prompt_tokens_total": 40}, 100, 0.6),
         ({"llamacpp:prompt_tokens_total": 40, "llamacpp:prompt_tokens_cached_total": 120}, 100, 0.75),
         ({"llamacpp:prompt_tokens_total": 140}, 100, None),
         ({"vllm:prefix_cache_hits_total": 0, "vllm:prefix_cache_queries_total": 0}, 0, None),
+        ({"vllm:prefix_cache_hits_total": -7, "vllm:prefix_cache_queries_total": 9}, 0, None),
         ({"other_total": 3}, 9, None),
     ],
 )
-def test_each_system_counts_hits_its_own_way(grown: dict[str, float], prompts: int, ratio: float | None) -> None:
-    before = dict.fromkeys(grown, 7.0)
-    after = {name: 7.0 + value for name, value in grown.items()}
-    assert counters.hit_ratio(before, after, prompts) == ratio
+def test_each_system_counts_hits_its_own_way(
+    grown: dict[str, float], prompts: int, ratio: float | None, tmp_path: Path
+) -> None:
+    for name, share in (("before", 0.0), ("after", 1.0)):
+        rows = [
+            f'{key}{{model="a}}b",rank="{r}"}} {7 + share * value / 2}' for key, value in grown.items() for r in "01"
+        ]
+        (tmp_path / name).write_text("# HELP x y\n" + "\n".join(rows) + "\n")
+    pages = counters.read(tmp_path / "before"), counters.read(tmp_path / "after")
+    assert counters.hit_ratio(*pages, prompts) == ratio
+
+
+def test_counters_are_those_of_real_servers() -> None:
+    """Pages that vLLM 0.32 and llama.cpp gave around a replay; each knows its own hits."""
+    pages = Path(__file__).parent / "metrics"
+    for name in ("vllm_cpu", "llamacpp_live"):
+        before, after = (counters.read(pages / f"{name}_{when}.txt") for when in ("before", "after"))
+        ratio = counters.hit_ratio(before, after, 0)
+        assert ratio is not None
+        assert 0 < ratio < 1
 
 
 def test_a_page_of_counters_that_is_none_is_named(tmp_path: Path) -> None:
-    (tmp_path / "m").write_text('# HELP x\nx 1\nx{a="b"} 2e0\nx_bucket{le="+Inf"} 4\n\ny NaN\n')
-    assert counters.read(tmp_path / "m")["x"] == 3.0
+    (tmp_path / "m").write_text('# HELP x\nx 1\nx{a="b\\"}"} 2e0\nx_bucket{le="+Inf"} 4\n\ny NaN\n')
+    assert counters.read(tmp_path / "m")["x", frozenset({("a", 'b\\"}')})] == 2.0
     (tmp_path / "m").write_text("x one\n")
     with pytest.raises(KvplanError, match="'one'"):
         counters.read(tmp_path / "m")

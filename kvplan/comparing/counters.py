@@ -1,81 +1,77 @@
-"""A server's own count of hits, from its /metrics pages before and after a run: a row a serving system."""
+"""A server's own count of hits from its /metrics pages around a run, by the rows of kvplan/engines/metrics."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias
 
+from kvplan.engines.metrics import SYSTEMS, plain
+from kvplan.engines.metrics.system import Pick, Sum
 from kvplan.errors import KvplanError
 from kvplan.files import reason
 
-_SAMPLE = re.compile(r"""^([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?\s+(\S+)""")
+Series: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
+Page: TypeAlias = Mapping[Series, float]
+
+_LABEL = re.compile(r'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(rf"^([a-zA-Z_:][\w:]*)(\{{(?:{_LABEL.pattern}|[\s,])*\}})?\s+(\S+)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hits:
-    """How one serving system counts: `cached` of prompt tokens in all, from the growth of its counters `names`."""
-
-    names: tuple[str, ...]
-    cached: Callable[[Mapping[str, float], int], float]
-    prompts: Callable[[Mapping[str, float], int], float]
-
-
-# A counter of hits and one of what was asked for; llama.cpp counts what it computed, newer versions also reuse.
-SYSTEMS = (
-    Hits(
-        names=("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"),
-        cached=lambda grown, _: (
-            grown["vllm:prefix_cache_hits_total"] + grown.get("vllm:external_prefix_cache_hits_total", 0.0)
-        ),
-        prompts=lambda grown, _: grown["vllm:prefix_cache_queries_total"],
-    ),
-    Hits(
-        names=("sglang:cached_tokens_total", "sglang:prompt_tokens_total"),
-        cached=lambda grown, _: grown["sglang:cached_tokens_total"],
-        prompts=lambda grown, _: grown["sglang:prompt_tokens_total"],
-    ),
-    Hits(
-        names=("llamacpp:prompt_tokens_cached_total", "llamacpp:prompt_tokens_total"),
-        cached=lambda grown, _: grown["llamacpp:prompt_tokens_cached_total"],
-        prompts=lambda grown, _: grown["llamacpp:prompt_tokens_cached_total"] + grown["llamacpp:prompt_tokens_total"],
-    ),
-    Hits(
-        names=("llamacpp:prompt_tokens_total",),
-        cached=lambda grown, prompts: prompts - grown["llamacpp:prompt_tokens_total"],
-        prompts=lambda _, prompts: float(prompts),
-    ),
-)
-
-
-def read(path: Path) -> dict[str, float]:
-    """Each metric of a saved page, summed over its labels. Raises KvplanError naming the file."""
+def read(path: Path) -> dict[Series, float]:
+    """The samples of a saved page by name and labels. Raises KvplanError naming the file."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise KvplanError(f"{path}: {reason(error)}") from None
-    totals: dict[str, float] = {}
+    samples: dict[Series, float] = {}
     for line in text.splitlines():
         found = _SAMPLE.match(line)
         if found is None:
             continue
         try:
-            totals[found[1]] = totals.get(found[1], 0.0) + float(found[2])
+            value = float(found[5])
         except ValueError:
-            raise KvplanError(f"{path}: {found[1]} has the value {found[2]!r}, which is no number") from None
-    return totals
+            raise KvplanError(f"{path}: {found[1]} has the value {found[5]!r}, which is no number") from None
+        samples[plain(found[1]), frozenset(_LABEL.findall(found[2] or ""))] = value
+    return samples
 
 
-def hit_ratio(before: Mapping[str, float], after: Mapping[str, float], prompt_tokens: int) -> float | None:
-    """Cached over all prompt tokens between two pages; None where the server counts neither, or nothing was asked.
+def hit_ratio(before: Page, after: Page, prompt_tokens: int) -> float | None:
+    """Cached over all prompt tokens between two pages; None where the server counts no hits, or nothing was asked.
 
-    A counter that fell means that the server was started anew in between: None too.
+    `prompt_tokens` were sent in that time: for servers that count only the prompt tokens they computed. A counter that
+    fell means that the server was started anew in between: None too.
     """
-    grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    grown = {series: value - before.get(series, 0.0) for series, value in after.items()}
     for system in SYSTEMS:
-        if all(name in after for name in system.names):
-            asked = system.prompts(grown, prompt_tokens)
-            cached = system.cached(grown, prompt_tokens)
-            return cached / asked if asked > 0 and 0 <= cached <= asked else None
+        for row in system.hits:
+            if row.tier == "all" and _has(grown, (*row.hits, *row.of)):
+                return _share(_sum(grown, row.hits), _sum(grown, row.of))
+        if system.computed and system.without_hits and _has(grown, system.computed):
+            return _share(prompt_tokens - _sum(grown, system.computed), prompt_tokens)
     return None
+
+
+def _share(cached: float, asked: float) -> float | None:
+    return cached / asked if asked > 0 and 0 <= cached <= asked else None
+
+
+def _has(page: Page, picks: Sum) -> bool:
+    names = {name for name, _ in page}
+    return all(any(plain(name) in names for name in pick.names) for pick in picks)
+
+
+def _sum(page: Page, picks: Sum) -> float:
+    return math.fsum(_value(page, pick) for pick in picks)
+
+
+def _value(page: Page, pick: Pick) -> float:
+    """The samples of the first of a metric's names that is there, with all of the labels that are asked for."""
+    for name in map(plain, pick.names):
+        found = [value for (named, labels), value in page.items() if named == name and set(pick.labels) <= labels]
+        if any(named == name for named, _ in page):
+            return max(found, default=0.0) if pick.ranks == "one" else math.fsum(found)
+    return 0.0

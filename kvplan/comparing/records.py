@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from kvplan.comparing.counters import Page
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class Run:
     arm: Literal["off", "on"]
     number: int
     result: Result
-    counters: tuple[Mapping[str, float], Mapping[str, float]] | None = None
+    counters: tuple[Page, Page] | None = None
 
 
 def p99(values: tuple[float, ...]) -> float:
