@@ -54,13 +54,13 @@ def compare(
     given = loaded(paths)
     known = told(options.schedule) if options.schedule is not None else None
     runs = given.runs
-    if known is not None and known.due_s is not None:
+    by_answers = any(replay.concurrency is not None for replay in given.replays)
+    if known is not None and known.due_s is not None and not by_answers:  # clients that wait for answers keep no times
         runs = tuple(_with_lags(run, known.due_s) for run in runs)
     checks.alike(runs, given.replays)
     checks.on_time(runs, options.max_lag_s)
     pairs = paired(runs, known.sessions if known is not None else None)
     checks.same_work(pairs)
-    by_answers = any(replay.concurrency is not None for replay in given.replays)
     findings = _about(runs, pairs, by_answers)
     pairs = _warm(summary.completed(pairs), options.skip)
     measured = tuple(_measured(run, pairs, row) for row, run in enumerate(runs))
