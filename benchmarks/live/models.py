@@ -50,7 +50,7 @@ def _weights(shape: Shape, vocabulary: int, seed: int) -> dict[str, np.ndarray]:
             f"{layer} up": (2 * shape.width, shape.width),
             f"{layer} down": (shape.width, 2 * shape.width),
         }
-    return {name: (draw.standard_normal(size) * 0.05).astype(np.float32) for name, size in sizes.items()}
+    return {name: draw.standard_normal(size, dtype=np.float32) * np.float32(0.05) for name, size in sizes.items()}
 
 
 def write_gguf(path: Path, shape: Shape, seed: int) -> Path:
