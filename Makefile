@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 # constraints.txt pins the torch that development uses; on a GPU host the same pin takes its CUDA build.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# Environments of other systems' parsers.
+.PHONY: check-parsers
 .PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers damaged-configs test-ray \
 	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report bench-residency \
 	exhaustive-residency live-router live-vllm live-llamacpp check-aiperf
@@ -127,3 +129,20 @@ live-llamacpp: $(VENV)/.dev $(VENV)-llamacpp/.llamacpp $(VENV)-aiperf/.aiperf ##
 
 clean:
 	rm -rf $(VENV) demo review.html review.md review-files
+$(VENV)-lmcache/.lmcache:
+	@echo "building $(VENV)-lmcache: PyPI lmcache without its GPU libraries"
+	$(PYTHON) -m venv $(VENV)-lmcache
+	$(VENV)-lmcache/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "lmcache==0.5.6"
+	$(VENV)-lmcache/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/parsers/lmcache.txt
+	@touch $@
+
+$(VENV)-sglang/.sglang:
+	@echo "building $(VENV)-sglang: PyPI sglang without its GPU libraries"
+	$(PYTHON) -m venv $(VENV)-sglang
+	$(VENV)-sglang/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "sglang==0.5.23"
+	$(VENV)-sglang/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/parsers/sglang.txt
+	@touch $@
+
+check-parsers: $(VENV)/.dev $(VENV)-vllm/.vllm $(VENV)-llamacpp/.llamacpp $(VENV)-lmcache/.lmcache $(VENV)-sglang/.sglang ## Every emitted configuration through the real parser of its system.
+	$(BIN)/python benchmarks/check_parsers.py --vllm $(VENV)-vllm --lmcache $(VENV)-lmcache --sglang $(VENV)-sglang --llamacpp $(VENV)-llamacpp
+
