@@ -85,7 +85,7 @@ def run(
         time_low_ratio=subject.band[0],
         time_high_ratio=subject.band[1],
         band=setup.BAND,
-        not_modelled=setup.not_modelled(loop),
+        not_modelled=setup.not_modelled(engine, loop),
         evidence=subject.evidence,
         loop=loop,
         follow_ups=sum(turn is not None for turn in after),

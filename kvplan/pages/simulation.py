@@ -107,7 +107,8 @@ def _arms(simulation: Simulation) -> Section:
     columns = (
         "arm|-what it has|>hits|>TTFT p50 / p90 / p99|>queue wait p50 / p90 / p99|>GPU busy|>completed|->preempted"
     )
-    reading = "Every arm sees the same arrivals. A hit is an input token that need not be computed when first admitted."
+    same = "arrivals" if simulation.loop.kind == "open" else "clients, whose requests come when answers do"
+    reading = f"Every arm sees the same {same}. A hit is an input token that need not be computed when first admitted."
     return Section(name="arms", heading="Arms", reading=reading, blocks=(parts.table(columns, rows),), first=True)
 
 

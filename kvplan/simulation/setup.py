@@ -21,8 +21,8 @@ NOT_MODELLED = (
     "CPU time of the scheduler, tokenizer and network",
     "speculative decoding, hybrid and windowed layers, prefill and decoding on separate engines",
     "blocks smaller than the log's: a prefix is reused in whole blocks of the log",
-    "reuse of generated tokens before a later prompt of the log brings them back under its own ids",
 )
+_ANSWERS = "reuse of generated tokens before a later prompt of the log brings them back under its own ids"
 _OPEN = "clients that wait for an answer before they ask again: arrivals stay where the log has them"
 _SAME_STEP = ("vllm",)  # names a block when the step that fills it is planned
 _KEEPS_OUTPUT = ("vllm", "sglang", "tensorrt-llm")  # their prefix caches hold answers like prompts
@@ -67,9 +67,10 @@ def subject_of(plan: Plan | EngineModel, block_tokens: int, options: Options) ->
     return Subject(engine=plan, evidence=(given,), arms=alone, band=(1 - ERROR, 1 + ERROR), model=None)
 
 
-def not_modelled(loop: Loop) -> tuple[str, ...]:
+def not_modelled(engine: EngineModel, loop: Loop) -> tuple[str, ...]:
     """What the figures leave out."""
-    return (*NOT_MODELLED, _OPEN) if loop.kind == "open" else NOT_MODELLED
+    answers = () if engine.output_blocks == "reuse" else (_ANSWERS,)
+    return (*NOT_MODELLED, *answers, *((_OPEN,) if loop.kind == "open" else ()))
 
 
 def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineModel, tuple[Evidence, ...]]:
