@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: check-parsers
 .PHONY: help demo test lint style docs gpu-check clean check-page truth-transformers damaged-configs test-ray \
 	bench-startup bench-workload bench-disk bench-prefill bench-plan bench-report bench-residency \
-	exhaustive-residency live-router live-vllm live-llamacpp check-aiperf
+	exhaustive-residency live-router live-vllm live-llamacpp check-aiperf check-metrics
 
 help: ## Show this list.
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
@@ -56,6 +56,12 @@ truth-transformers: $(VENV)/.dev ## Build every model type that transformers can
 
 check-aiperf: $(VENV)/.dev $(VENV)-aiperf/.aiperf ## Schedules held against AIPerf's own loader and a run of it, in an environment of its own (1.2 GB).
 	$(BIN)/python benchmarks/replay_aiperf.py $(VENV)-aiperf/bin/aiperf
+
+check-metrics: $(VENV)/.dev ## Metrics pages, alert rules and dashboard through Prometheus' and Grafana's own readers: needs promtool (Debian: prometheus).
+	@command -v "$${KVPLAN_PROMTOOL:-promtool}" > /dev/null || { echo "make check-metrics needs promtool: on the path or named by KVPLAN_PROMTOOL" >&2; exit 1; }
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+	$(PIP) --no-deps --target "$$folder" "prometheus-client>=0.22" grafana-foundation-sdk && \
+	PYTHONPATH="$$folder" $(BIN)/pytest tests/test_observe.py tests/test_observe_dashboard.py
 
 check-page: $(VENV)/.dev ## Hold the HTML pages against axe-core: needs npm (which fetches it) and a Chromium.
 	@command -v npm > /dev/null || { echo "make check-page needs npm, which fetches axe-core" >&2; exit 1; }
@@ -127,8 +133,6 @@ live-vllm: $(VENV)/.dev $(VENV)-vllm/.vllm ## vLLM's CPU build: prefix hits coun
 live-llamacpp: $(VENV)/.dev $(VENV)-llamacpp/.llamacpp $(VENV)-aiperf/.aiperf ## llama.cpp with its host cache off and on: one schedule, compared; LOG is a log to replay.
 	$(BIN)/python benchmarks/live_llamacpp.py --environment $(VENV)-llamacpp --aiperf $(VENV)-aiperf/bin/aiperf $(LOG)
 
-clean:
-	rm -rf $(VENV) demo review.html review.md review-files
 $(VENV)-lmcache/.lmcache:
 	@echo "building $(VENV)-lmcache: PyPI lmcache without its GPU libraries"
 	$(PYTHON) -m venv $(VENV)-lmcache
@@ -146,3 +150,5 @@ $(VENV)-sglang/.sglang:
 check-parsers: $(VENV)/.dev $(VENV)-vllm/.vllm $(VENV)-llamacpp/.llamacpp $(VENV)-lmcache/.lmcache $(VENV)-sglang/.sglang ## Every emitted configuration through the real parser of its system.
 	$(BIN)/python benchmarks/check_parsers.py --vllm $(VENV)-vllm --lmcache $(VENV)-lmcache --sglang $(VENV)-sglang --llamacpp $(VENV)-llamacpp
 
+clean:
+	rm -rf $(VENV) demo review.html review.md review-files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -37,8 +38,15 @@ def serving(answer: Callable[[str, dict[str, str]], Reply]) -> Iterator[str]:
     """A server on this machine that gives `answer(path, headers)`; its address."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            self.answer(f"{self.path}?{form}")
+
         def do_GET(self) -> None:
-            status, headers, body = answer(self.path, dict(self.headers))
+            self.answer(self.path)
+
+        def answer(self, path: str) -> None:
+            status, headers, body = answer(path, dict(self.headers))
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)
@@ -306,7 +314,7 @@ def test_a_range_query_gives_what_pages_would() -> None:
         seen = observe(ask(url, '{job="vllm",}', seconds=3600, every_s=15))
     assert asked[0]["path"] == ["/api/v1/query_range"]
     assert asked[0]["step"] == ["15"]
-    assert asked[0]["query"][0].startswith('{job="vllm",__name__=~"(')
+    assert asked[0]["query"][0].startswith('{job="vllm",__name__=~"vllm[:_](')
     # a: 100 and, anew, 50; b: 100 of what was seen of it
     assert (seen.prompt_tokens, seen.span_s, seen.rounds) == (250, 30, 3)
     assert tuple(round(one.hit_tokens) for one in seen.hits) == (120, 120)
@@ -357,7 +365,13 @@ def test_warnings_of_a_prometheus_server_are_passed_on() -> None:
 
 
 def test_a_selector_takes_the_names_of_all_systems() -> None:
-    assert rangequery.matcher("{}").startswith('{__name__=~"(kvbm_|')
+    pattern = re.fullmatch(r'\{job="x",__name__=~"(.*)"\}', rangequery.matcher('{job="x"}'))
+    assert pattern is not None
+    for name in ("vllm:prefix_cache_hits_total", "vllm_prefix_cache_hits", "kvbm_matched_tokens", "sglang:token_usage"):
+        assert re.fullmatch(pattern[1], name), name
+    for name in ("vllm:request_queue_time_seconds_bucket", "lmcache_mp_l0_l1_load_throughput_GB_per_second_sum"):
+        assert re.fullmatch(pattern[1], name), name
+    assert not re.fullmatch(pattern[1], "vllm:inter_token_latency_seconds_bucket")
     with pytest.raises(UsageError):
         rangequery.matcher('{__name__="up"}')
 

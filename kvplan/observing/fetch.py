@@ -45,15 +45,19 @@ def shown(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 
-def get(url: str, *, timeout_s: float, token: str | None = None, accept: str = "*/*") -> Answer:
-    """GET, whatever its status. Raises KvplanError where there is no answer at all, naming the address and the reason.
+def get(
+    url: str, *, timeout_s: float, token: str | None = None, accept: str = "*/*", form: str | None = None
+) -> Answer:
+    """The answer, whatever its status. Raises KvplanError where there is none, naming the address and the reason.
 
-    A name and password in the address are sent as basic authentication, `token` as a bearer token.
+    A name and password in the address are sent as basic authentication, `token` as a bearer token, `form` (encoded) is
+    posted.
     """
     parts = urlsplit(url)
     where = shown(url)
+    headers = {"Accept": accept, "User-Agent": "kvplan"}
     try:
-        request = urllib.request.Request(where, headers={"Accept": accept, "User-Agent": "kvplan"})
+        request = urllib.request.Request(where, data=None if form is None else form.encode(), headers=headers)
         secret = _secret(parts, token)
         if secret is not None:
             request.add_unredirected_header("Authorization", secret)  # another host has no right to it

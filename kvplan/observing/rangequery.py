@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from kvplan.engines.metrics import SYSTEMS, plain
+from kvplan.engines.metrics import SYSTEMS, plain, read_of
 from kvplan.errors import KvplanError, UsageError
 from kvplan.observing import fetch
 from kvplan.observing.exposition import Key, Page
@@ -50,8 +50,18 @@ def matcher(selector: str) -> str:
     if not (text.startswith("{") and text.endswith("}")) or "__name__" in text:
         raise UsageError(f'--selector {selector!r}: give labels in braces without a name, such as {{job="vllm"}}')
     inner = text[1:-1].strip().rstrip(",")
-    prefixes = "|".join(sorted({system.prefix for system in SYSTEMS} | {plain(system.prefix) for system in SYSTEMS}))
-    return "{" + (f"{inner}," if inner else "") + f'__name__=~"({prefixes}).*|process_start_time_seconds"' + "}"
+    return "{" + (f"{inner}," if inner else "") + f'__name__=~"{_names()}"' + "}"
+
+
+def _names() -> str:
+    """A pattern of the metrics that are read, whatever became of their colon and suffix. All others would be ten times
+    as much to send."""
+    parts = []
+    for system in SYSTEMS:
+        prefix = plain(system.prefix)
+        names = "|".join(name.removeprefix(prefix) for name in read_of(system))
+        parts.append(f"{system.prefix.replace(':', '[:_]')}({names})(_total|_bucket|_count|_sum)?")
+    return "|".join((*parts, "process_start_time_seconds"))
 
 
 def query(
@@ -69,7 +79,8 @@ def query(
     end = time.time() if until is None else until
     asked = {"query": matcher(selector), "start": f"{end - seconds:.3f}", "end": f"{end:.3f}", "step": f"{every_s:g}"}
     base = fetch.address(server, "/").rstrip("/")
-    reply = fetch.get(f"{base}/api/v1/query_range?{urlencode(asked)}", timeout_s=TIMEOUT_S, token=token)
+    # As a form, which a Prometheus server takes as well: names are more than some proxies allow in an address.
+    reply = fetch.get(f"{base}/api/v1/query_range", timeout_s=TIMEOUT_S, token=token, form=urlencode(asked))
     where = fetch.shown(base)
     matrix, warnings = _matrix(reply, where)
     if not any(row.values for row in matrix.result):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
 
 from kvplan.engines.metrics.kvbm import KVBM
 from kvplan.engines.metrics.llamacpp import LLAMA_CPP
 from kvplan.engines.metrics.lmcache import LMCACHE, LMCACHE_SERVER
 from kvplan.engines.metrics.sglang import SGLANG
-from kvplan.engines.metrics.system import System
+from kvplan.engines.metrics.system import Pick, System, Transfer, Wait
 from kvplan.engines.metrics.vllm import VLLM
 from kvplan.errors import KvplanError
+
+_HISTOGRAM = re.compile("_(bucket|count|sum)$")
 
 SYSTEMS: tuple[System, ...] = (VLLM, SGLANG, LLAMA_CPP, LMCACHE, LMCACHE_SERVER, KVBM)
 
@@ -29,6 +33,28 @@ def found(names: Iterable[str]) -> tuple[System, ...]:
 def names_of(system: System, names: Iterable[str]) -> tuple[str, ...]:
     """Those of `names` that are this system's."""
     return tuple(name for name in names if _is_of(name, system))
+
+
+def read_of(system: System) -> tuple[str, ...]:
+    """Every name that this system's rows read, as `plain` writes it and without what histograms append."""
+    names = {plain(name) for name in _named(system)} - {""}
+    return tuple(sorted({_HISTOGRAM.sub("", name) for name in names}))
+
+
+def _named(part: object) -> Iterator[str]:
+    match part:
+        case Pick():
+            yield from part.names
+        case Wait():
+            yield from (part.name, *part.also)
+        case Transfer():
+            yield part.rates
+            yield from _named(tuple(getattr(part, field.name) for field in fields(part)))
+        case tuple():
+            for one in part:
+                yield from _named(one)
+        case _ if is_dataclass(part):
+            yield from _named(tuple(getattr(part, field.name) for field in fields(part)))
 
 
 def _is_of(name: str, system: System) -> bool:
