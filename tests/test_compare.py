@@ -25,7 +25,7 @@ from kvplan.comparing import counters, results
 from kvplan.comparing.bootstrap import Resampler
 from kvplan.documents import Document, LiveComparison, Replay, ReplayRun, ReplaySchedule, Simulation
 from kvplan.errors import KvplanError, UsageError
-from kvplan.files import dump, parse, wrap
+from kvplan.files import dump, load, parse, wrap
 
 RESULTS = Path(__file__).parent / "results"
 LOOSE = Options(resamples=200)
@@ -602,6 +602,17 @@ def test_a_page_says_it_in_every_form(document: Document[LiveComparison]) -> Non
     assert {name.removesuffix(".svg") for name in figures} >= {"ttft", "changes", "cached", "in-turn"}
     assert "<svg" in report.html(page)
     assert parse(dump(document).encode(), "x").data == document.data
+
+
+def test_runs_have_a_page_of_their_own(tmp_path: Path) -> None:
+    document = load(manifest(tmp_path / "runs", "ABBA", concurrency=4) / "replay.json")
+    page = report.sections(document)
+    assert page.lead.startswith("4 runs in the order ABBA")
+    assert "4 at a time" in report.markdown(page, "files")[0]
+    cut = wrap(replace(document.data, runs=document.data.runs[:3], concurrency=None, request_rate=2.0))
+    page = report.sections(cut)
+    assert page.lead.startswith("3 of 4 runs in the order ABBA, cut short")
+    assert "2 a second" in report.html(page)
 
 
 def test_the_command_answers_and_refuses(tmp_path: Path) -> None:

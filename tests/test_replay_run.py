@@ -133,6 +133,17 @@ def test_a_load_generator_that_fails_is_named_with_its_log(
     assert "\n" not in str(caught.value)
 
 
+def test_the_first_error_of_a_log_is_said(
+    schedule: Path, aiperf: str, two: tuple[str, str, Cache, Cache], tmp_path: Path
+) -> None:
+    fails = (
+        "echo Traceback; echo 'x.HubError: no such tokenizer'; echo 'OtherError: and so on'; echo Log File: x; false"
+    )
+    words = ("--aiperf", aiperf, "-o", tmp_path / "runs", "--before-arm", fails)
+    with pytest.raises(KvplanError, match=r"exit code 1: x\.HubError: no such tokenizer \(more in .*before\.log\)"):
+        invoke(schedule, "--server-off", two[0], "--server-on", two[1], *words)
+
+
 def test_what_was_run_before_a_failure_is_kept(
     schedule: Path, aiperf: str, two: tuple[str, str, Cache, Cache], tmp_path: Path
 ) -> None:
@@ -248,7 +259,7 @@ def test_the_load_generator_is_told_the_pace(schedule: Path, tmp_path: Path) -> 
     played = replay.played(schedule)
 
     def words(load: replay.Load) -> list[str]:
-        return aiperf.command(program, played, load, tmp_path, "http://h:1", tmp_path)
+        return aiperf.command(program, played, load, "T", "http://h:1", tmp_path)
 
     assert "--fixed-schedule" in words(replay.Load())
     paced = words(replay.Load(concurrency=4, arguments=("--benchmark-grace-period", "9")))
@@ -264,5 +275,5 @@ def test_the_load_generator_is_told_the_pace(schedule: Path, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="--tokenizer"):
         words(replay.Load(model="m"))
     with pytest.raises(UsageError, match="--concurrency"):
-        words(replay.Load(model="m", tokenizer=tmp_path))
-    assert "16" in words(replay.Load(model="m", tokenizer=tmp_path, concurrency=1))
+        words(replay.Load(model="m", tokenizer="t"))
+    assert "16" in words(replay.Load(model="m", tokenizer="t", concurrency=1))

@@ -168,7 +168,9 @@ def run(
         float | None, typer.Option(min=1e-6, metavar="RATE", help="So many a second instead of the schedule's times.")
     ] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="The model's name, where payloads lack it.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(metavar="DIR", help="For schedules of block ids.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The model's, with which AIPerf makes prompts of block ids.")
+    ] = None,
     aiperf: Annotated[str | None, typer.Option(metavar="PATH", help="The aiperf to run; else the one on PATH.")] = None,
     aiperf_arg: Annotated[
         list[str] | None, typer.Option("--aiperf-arg", metavar="WORD", help="One more word for aiperf; repeatable.")

@@ -39,7 +39,7 @@ class Load:
     concurrency: int | None = None
     request_rate: float | None = None
     model: str | None = None
-    tokenizer: Path | None = None
+    tokenizer: str | None = None
     arguments: tuple[str, ...] = ()
 
     @property
@@ -72,22 +72,20 @@ def found(given: str | None) -> Program:
     return Program(path=path, version=number[0])
 
 
-def command(
-    program: Program, played: Played, load: Load, tokenizer: Path, server: str, folder: Path | str
-) -> list[str]:
+def command(program: Program, played: Played, load: Load, tokenizer: str, server: str, folder: Path | str) -> list[str]:
     """The words that play a schedule against a server, results in `folder`. Raises UsageError where one is missing."""
     model = load.model or played.model
     if model is None:
         raise UsageError("the schedule names no model: give --model as the server calls it")
     if played.form == "ids" and load.tokenizer is None:
-        raise UsageError("AIPerf makes prompts of block ids with the model's tokenizer: give --tokenizer DIR")
+        raise UsageError("AIPerf makes prompts of block ids with the model's tokenizer: give --tokenizer NAME")
     if load.by_schedule and not played.document.timed:
         raise UsageError(f"{played.path}: has lines without a time: give --concurrency or --request-rate")
     words = [program.path, "profile", "--model", model, "--url", server, "--endpoint-type", "completions"]
     words += ["--streaming", "--use-server-token-count", "--custom-dataset-type", "mooncake_trace"]
     words += ["--input-file", str(played.path), "--artifact-dir", str(folder), "--random-seed", "0"]
     words += ["--ui", "none", "--no-gpu-telemetry", *_connections(load), *_pace(played, load)]
-    words += ["--tokenizer", str(tokenizer), *_synthesis(played)]
+    words += ["--tokenizer", tokenizer, *_synthesis(played)]
     return [*words, *load.arguments]
 
 
@@ -117,8 +115,8 @@ def _synthesis(played: Played) -> Sequence[str]:
     return (*size, "--extra-inputs", "ignore_eos:true", "--extra-inputs", "temperature:0")
 
 
-def tokenizer_of(load: Load, folder: Path) -> Path:
-    """The user's tokenizer, or for payloads one of no meaning, written to `folder`."""
+def tokenizer_of(load: Load, folder: Path) -> str:
+    """The user's tokenizer, or for payloads the folder of one of no meaning, written to `folder`."""
     if load.tokenizer is not None:
         return load.tokenizer
     place = folder / "tokenizer"
@@ -126,7 +124,7 @@ def tokenizer_of(load: Load, folder: Path) -> Path:
     write_atomically(place / "tokenizer.json", json.dumps(_TOKENIZER))
     kind = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
     write_atomically(place / "tokenizer_config.json", json.dumps(kind))
-    return place
+    return str(place)
 
 
 def environment() -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 from kvplan.errors import KvplanError
 from kvplan.files import reason
 
+_ERROR = re.compile(r"[\w.]*(Error|Exception): \S")  # as Python ends a traceback
+_MOST_READ = 1 << 20
 _GRACE_S = 15.0  # a server writes out its state, a load generator its results
 
 
@@ -27,7 +30,7 @@ def run(command: Sequence[str] | str, log: Path, environment: Mapping[str, str] 
     with _started(command, log, environment) as child:
         code = child.wait()
     if code:
-        raise KvplanError(f"{what} ended with exit code {code}: {_last_words(log)} (all of it: {log})")
+        raise KvplanError(f"{what} ended with exit code {code}: {_last_words(log)} (more in {log})")
 
 
 @contextmanager
@@ -80,12 +83,14 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a log that says something."""
+    """The first error that a log names, as those after it follow from it; else its last line that says something."""
     try:
-        lines = log.read_bytes()[-4000:].decode(errors="replace").splitlines()
+        lines = [line.strip() for line in log.read_bytes()[-_MOST_READ:].decode(errors="replace").splitlines()]
     except OSError:
         return "no output"
-    return next((line.strip()[:200] for line in reversed(lines) if any(map(str.isalnum, line))), "no output")
+    named = next((line for line in lines if _ERROR.match(line)), None)
+    said = named or next((line for line in reversed(lines) if any(map(str.isalnum, line))), "no output")
+    return said[:300]
 
 
 @contextmanager

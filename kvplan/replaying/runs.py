@@ -55,7 +55,7 @@ def run(
     interrupted. Raises KvplanError naming the run and what of it failed.
     """
     _checked(arms, order)
-    words = aiperf.command(program, played, load, load.tokenizer or Path("TOKENIZER"), "SERVER", "FOLDER")
+    words = aiperf.command(program, played, load, load.tokenizer or "TOKENIZER", "SERVER", "FOLDER")
     _emptied(folder)
     tokenizer = aiperf.tokenizer_of(load, folder)
     replay = Replay(
