@@ -295,6 +295,10 @@ def test_lmcache_server() -> None:
     assert next(one for one in seen.configured if one.key == "host_bytes").value == 100 * 2**30
     assert [(one.reason, one.amount) for one in seen.losses if one.amount] == [("to make room", 40), ("l1 oom", 3)]
     assert seen.systems[0].models == ("m", "n")
+    kept = next(one for one in seen.waits if one.age)
+    # 40, 80 and 100 of 100 chunks rested up to 60 s, 120 s and longer, 90 s on average: half of them under 75 s.
+    assert (kept.count, kept.mean_s, kept.quantiles[0].value_s) == (100, 90.0, 75.0)
+    assert (kept.quantiles[1].low_s, kept.quantiles[1].high_s) == (120.0, pytest.approx(900.0))
 
 
 def test_lmcache_in_the_engine() -> None:

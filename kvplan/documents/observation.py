@@ -88,7 +88,10 @@ class QuantileRead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A histogram of times over the window: how many, their mean, and quantiles with their buckets."""
+    """A histogram of times over the window: how many, their mean, and quantiles with their bounds.
+
+    `age`: not what requests wait for, but how long cached blocks live, rest or are missed.
+    """
 
     system: str
     what: str
@@ -96,6 +99,7 @@ class Waiting(msgspec.Struct, frozen=True, kw_only=True):
     mean_s: Seconds | None
     quantiles: tuple[QuantileRead, ...]
     metric: str
+    age: bool = False
 
 
 class GaugeRead(msgspec.Struct, frozen=True, kw_only=True):

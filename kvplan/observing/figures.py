@@ -204,6 +204,7 @@ def waits(system: System, recording: Recording) -> tuple[Waiting, ...]:
                     if one is not None
                 ),
                 metric=row.name,
+                age=row.age,
             )
         )
     return tuple(found)

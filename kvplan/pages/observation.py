@@ -13,8 +13,8 @@ from kvplan.documents import (
     TierTransfer,
     Waiting,
 )
-from kvplan.page import Axis, Block, Decision, Fact, Figure, Page, Plot, Row, Rule, Section, Series, Text, Tone
-from kvplan.pages import parts
+from kvplan.page import Block, Decision, Fact, Page, Row, Section, Text, Tone
+from kvplan.pages import observation_time, parts
 from kvplan.units import show_bytes, show_duration, show_percent, show_rate, show_tokens
 
 _TIERS = {**parts.TIERS, "all": "all tiers", "remote": "remote store", "external": "any tier below the GPU"}
@@ -31,7 +31,8 @@ def page(document: Document[Observation]) -> Page:
         _hits(seen),
         *_transfers(seen),
         *_waits(seen),
-        *_time(seen),
+        *_ages(seen),
+        *observation_time.section(seen),
         *_losses(seen),
         *_gauges(seen),
         *_configured(seen),
@@ -212,21 +213,28 @@ def _transfer(one: TierTransfer) -> tuple[str, ...]:
 
 
 def _waits(seen: Observation) -> tuple[Section, ...]:
-    rows = [
-        (
-            one.what,
-            f"{one.count:,}",
-            parts.seconds_or_unknown(one.mean_s),
-            *(_quantile(next((q for q in one.quantiles if q.q == wanted), None)) for wanted in (0.5, 0.9, 0.99)),
-            one.metric,
-        )
-        for one in seen.waits
-    ]
+    rows = [_times(one) for one in seen.waits if not one.age]
     if not rows:
         return ()
     reading = "In brackets where the true quantile lies: the histogram's bucket, or closer where the mean says so."
     block = parts.table("what|>observed|>mean|>p50|>p90|>p99|-`metric", rows)
     return (Section(name="waits", heading="Waits and added latency", reading=reading, blocks=(block,), first=True),)
+
+
+def _ages(seen: Observation) -> tuple[Section, ...]:
+    rows = [_times(one) for one in seen.waits if one.age]
+    if not rows:
+        return ()
+    reading = (
+        "A cached block that comes back later than it is kept was kept for nothing: what a time to live should be."
+    )
+    block = parts.table("what|>observed|>mean|>p50|>p90|>p99|-`metric", rows)
+    return (Section(name="ages", heading="How long blocks are kept", reading=reading, blocks=(block,)),)
+
+
+def _times(one: Waiting) -> tuple[str, ...]:
+    reads = [next((q for q in one.quantiles if q.q == wanted), None) for wanted in (0.5, 0.9, 0.99)]
+    return (one.what, f"{one.count:,}", parts.seconds_or_unknown(one.mean_s), *map(_quantile, reads), one.metric)
 
 
 def _quantile(read: QuantileRead | None) -> str:
@@ -235,91 +243,6 @@ def _quantile(read: QuantileRead | None) -> str:
     if read.high_s is None:
         return f"above {show_duration(read.low_s)}"
     return f"{show_duration(read.value_s)} ({show_duration(read.low_s)} to {show_duration(read.high_s)})"
-
-
-# ------------------------------------------------------------------------------------------------ over time
-
-
-def _time(seen: Observation) -> tuple[Section, ...]:
-    if len(seen.moments) < 3:
-        return ()
-    figures = [figure for figure in (_ratio_figure(seen), _rate_figure(seen), _queue_figure(seen)) if figure]
-    return (Section(name="time", heading="Over time", blocks=tuple(figures)),) if figures else ()
-
-
-def _points(seen: Observation, name: str) -> tuple[tuple[float, float], ...]:
-    """What was gained over an interval, from its start on; a gauge where it was read, at the end of one."""
-    if name in ("running", "waiting"):
-        pairs = [(one.from_s + one.span_s, getattr(one, name)) for one in seen.moments]
-    else:
-        last = seen.moments[-1]
-        pairs = [(one.from_s, getattr(one, name)) for one in seen.moments]
-        pairs.append((last.from_s + last.span_s, getattr(last, name)))
-    return tuple((at, float(value)) for at, value in pairs if value is not None)
-
-
-_X = Axis(title="time since the first page", unit="s")
-
-
-def _ratio_figure(seen: Observation) -> Figure | None:
-    points = _points(seen, "hit_ratio")
-    if len(points) < 2:
-        return None
-    planned = next((one for one in seen.beside_plan if one.what == "hits, all tiers"), None)
-    rules = [Rule(axis="y", value=planned.planned, label="planned")] if planned is not None else []
-    if seen.hit_ratio is not None:
-        rules.append(Rule(axis="y", value=seen.hit_ratio, label="whole window", role="faint"))
-    chart = Plot(
-        x=_X,
-        y=Axis(title="hit ratio", unit="ratio", domain=(0.0, 1.0)),
-        series=(Series(name="hit ratio", points=points, role="main", style="step"),),
-        rules=tuple(rules),
-    )
-    low, high = min(y for _, y in points), max(y for _, y in points)
-    return Figure(
-        name="hit-ratio",
-        title="Hit ratio",
-        reading="Of the prompt tokens that came between two pages.",
-        alt=f"Hit ratio between pages, from {show_percent(low)} to {show_percent(high)}.",
-        charts=(chart,),
-        plot=True,
-    )
-
-
-def _rate_figure(seen: Observation) -> Figure | None:
-    lines = [
-        Series(name=name, points=points, role=role, style="step")  # type: ignore[arg-type]
-        for name, field, role in (("stored", "store_bytes_per_s", "host"), ("loaded", "load_bytes_per_s", "gpu"))
-        if len(points := _points(seen, field)) > 1
-    ]
-    if not lines:
-        return None
-    most = max(y for line in lines for _, y in line.points)
-    return Figure(
-        name="rates",
-        title="Bytes moved",
-        reading="Across the GPU's border, over each interval, copies and pauses alike.",
-        alt=f"Bytes stored and loaded a second between pages, at most {show_rate(most)}.",
-        charts=(Plot(x=_X, y=Axis(title="rate", unit="bytes_per_s"), series=tuple(lines)),),
-    )
-
-
-def _queue_figure(seen: Observation) -> Figure | None:
-    lines = [
-        Series(name=field, points=points, role=role, style="step")  # type: ignore[arg-type]
-        for field, role in (("running", "main"), ("waiting", "danger"))
-        if len(points := _points(seen, field)) > 1
-    ]
-    if not lines:
-        return None
-    most = max(y for line in lines for _, y in line.points)
-    return Figure(
-        name="queue",
-        title="Requests in the engines",
-        reading="As each page found them.",
-        alt=f"Requests running and waiting at each page, at most {most:,.0f}.",
-        charts=(Plot(x=_X, y=Axis(title="requests", unit="count"), series=tuple(lines)),),
-    )
 
 
 # ------------------------------------------------------------------------------------------------ the rest

@@ -77,6 +77,19 @@ LMCACHE_SERVER = System(
             rates="lmcache_mp_l2_load_throughput_GB_per_second",
         ),
     ),
+    waits=(
+        Wait(what="life of a chunk in L1 (sampled)", name="lmcache_mp_l1_chunk_lifetime_seconds", age=True),
+        Wait(
+            what="unused before it was evicted from L1 (sampled)",
+            name="lmcache_mp_l1_chunk_idle_before_evict_seconds",
+            age=True,
+        ),
+        Wait(
+            what="from eviction to the next wish for it (sampled)",
+            name="lmcache_mp_l1_chunk_evict_reuse_gap_seconds",
+            age=True,
+        ),
+    ),
     levels=(
         Level(what="host pool in use", pick=pick("lmcache_mp_l1_memory_usage_bytes"), unit="bytes"),
         Level(what="host pool filled", pick=pick("lmcache_mp_l1_usage_ratio"), unit="ratio", over="max"),

@@ -70,10 +70,11 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A histogram of seconds."""
+    """A histogram of seconds: what requests wait for, or with `age` how long cached blocks live, rest or are missed."""
 
     what: str
     name: str
+    age: bool = False
     also: tuple[str, ...] = ()
 
 

@@ -108,10 +108,23 @@ VLLM = System(
         Wait(what="offload lookup, request deferred", name="vllm:kv_offload_lookup_async_delay_seconds"),
         Wait(what="promotion from a lower tier", name="vllm:kv_offload_tiering_promotion_latency_seconds"),
         Wait(what="prefill", name="vllm:request_prefill_time_seconds"),
+        Wait(what="life of a GPU block (sampled)", name="vllm:kv_block_lifetime_seconds", age=True),
+        Wait(what="unused before it was evicted (sampled)", name="vllm:kv_block_idle_before_evict_seconds", age=True),
+        Wait(what="between two uses of a block (sampled)", name="vllm:kv_block_reuse_gap_seconds", age=True),
     ),
     levels=(
         Level(what="requests running", pick=pick("vllm:num_requests_running"), unit="requests"),
         Level(what="requests waiting", pick=pick("vllm:num_requests_waiting"), unit="requests"),
+        Level(
+            what="waiting for capacity",
+            pick=pick("vllm:num_requests_waiting_by_reason", reason="capacity"),
+            unit="requests",
+        ),
+        Level(
+            what="deferred, as for a KV transfer",
+            pick=pick("vllm:num_requests_waiting_by_reason", reason="deferred"),
+            unit="requests",
+        ),
         Level(
             what="KV cache in use by requests",
             pick=pick("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
