@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import replace
 from test_simulate import BLOCK, ENGINE, OFF, TOKEN, books_balance, conversations, host, log_of, same, tokens_hit
 from test_simulation_faults import SMALL, failing, gone, losses, restarts, slow
+from typer.testing import CliRunner
 
-from kvplan import simulate
+from kvplan import files, simulate
 from kvplan.documents import Fault, Loop, Requests, Texts
 from kvplan.errors import KvplanError, UsageError
 from kvplan.simulation.live import DONE, GONE
@@ -324,3 +328,32 @@ def test_an_engine_given_by_its_figures_is_played_without_a_plan() -> None:
     assert made.model is None
     assert made.loop == ONE
     assert msgspec.json.decode(msgspec.json.encode(made))["loop"] == {"kind": "concurrency", "concurrency": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "loop", "tokens"),
+    [
+        (["--closed-loop", "--output-blocks", "reuse"], SESSIONS, None),
+        (["--concurrency", "4", "--kv-tokens", "6400"], Loop(kind="concurrency", concurrency=4), 6400),
+    ],
+)
+def test_the_command_plays_closed_loops(options: list[str], loop: Loop, tokens: int | None, tmp_path: Path) -> None:
+    from kvplan.cli import app
+
+    lines = [
+        {"timestamp": 1000 * n, "input_length": 32 * (n + 2), "output_length": 40, "hash_ids": list(range(n + 2))}
+        for n in range(20)
+    ]
+    log, plan, out = tmp_path / "log.jsonl", tmp_path / "plan.json", tmp_path / "simulation.json"
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    plan.write_text(files.dump(samples.plan()))
+    given = ["simulate", str(plan), "--log", str(log), "--block-tokens", "32", "-o", str(out), "-q", *options]
+    ran = CliRunner().invoke(app, given)
+    assert ran.exit_code == 0, ran.output
+    made = files.load(out).data
+    assert made.loop == loop
+    assert made.engine.kv_tokens == (tokens or samples.plan().data.budgets.gpu.usable_bytes // 131_072)
+    assert all(one.completed == 20 for one in made.arms)
+    assert (made.follow_ups, made.engine.output_blocks) == ((0, "keep") if tokens else (19, "reuse"))
+    both = CliRunner().invoke(app, [*given, "--closed-loop", "--concurrency", "2"])
+    assert isinstance(both.exception, UsageError)

@@ -124,6 +124,17 @@ def test_a_review_takes_the_simulation_of_its_plan() -> None:
         assert "Sustainable rate" in shown or "sustainable rate" in shown
 
 
+def test_what_is_planned_for_is_marked_beside_what_the_log_has(played: Document[Simulation]) -> None:
+    (calm,) = simulation_figures.headroom(replace(played.data, requests_per_s=1.0), 1.0)
+    (grown,) = simulation_figures.headroom(replace(played.data, requests_per_s=1.0), 2.0)
+    marks = [[rule.label for rule in plots(figure)[0].rules if rule.axis == "x"] for figure in (calm, grown)]
+    assert marks == [["the log 1/s"], ["the log 1/s", "planned 2/s"]]
+    assert "2 times the log's demand" in grown.reading
+    (beyond,) = simulation_figures.headroom(replace(played.data, requests_per_s=1e6), 1.0)
+    assert "no arm sustains it" in beyond.reading
+    assert not [rule for rule in plots(beyond)[0].rules if rule.axis == "x"]
+
+
 def test_two_simulations_have_names_of_their_own() -> None:
     page = report.page_of([samples.plan(), samples.simulation(), samples.simulation()])
     names = [section.name for section in page.sections]

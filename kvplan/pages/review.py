@@ -46,10 +46,10 @@ def with_simulations(page: Page, plans: Sequence[Plan], simulations: Sequence[Do
     """The review with its plans' simulations before its policy, or at its end. Raises KvplanError for another's."""
     sections: list[Section] = []
     for number, document in enumerate(simulations, 1):
-        _check_belongs(document.data, plans)
+        plan = _plan_of(document.data, plans)
         sections += [
             _played(section, number if len(simulations) > 1 else None, document)
-            for section in one_simulation.page(document).sections
+            for section in one_simulation.page(document, plan.policy.growth).sections
         ]
     names = [section.name for section in page.sections]
     place = names.index("policy") if "policy" in names else len(names)
@@ -57,15 +57,19 @@ def with_simulations(page: Page, plans: Sequence[Plan], simulations: Sequence[Do
     return replace(page, origin=origin, sections=(*page.sections[:place], *sections, *page.sections[place:]))
 
 
-def _check_belongs(simulation: Simulation, plans: Sequence[Plan]) -> None:
-    """A simulation of an engine given by its figures is taken at its word."""
-    models = {plan.inputs.estimate.data.model.config_sha256: plan.inputs.estimate.data.model for plan in plans}
+def _plan_of(simulation: Simulation, plans: Sequence[Plan]) -> Plan:
+    """The first plan of the model that was played; an engine given by its figures is taken to be the first plan's."""
     played = simulation.model
-    if played is not None and played.config_sha256 not in models:
-        names = ", ".join(parts.model_name(model) for model in models.values())
+    if played is None:
+        return plans[0]
+    models = [plan.inputs.estimate.data.model for plan in plans]
+    found = next((p for p, m in zip(plans, models, strict=True) if m.config_sha256 == played.config_sha256), None)
+    if found is None:
+        names = ", ".join(dict.fromkeys(parts.model_name(model) for model in models))
         raise KvplanError(
             f"the simulation is of {parts.model_name(played)}, and the review of {names}: name the plan that was played"
         )
+    return found
 
 
 _HEADLINES = ("arms", "rates")  # of a simulation, for a review's first screen

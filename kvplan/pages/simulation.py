@@ -9,12 +9,12 @@ from kvplan.pages import simulation_figures as figures
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 
-def page(document: Document[Simulation]) -> Page:
-    """What a person wants to see of a simulation."""
+def page(document: Document[Simulation], growth: float = 1.0) -> Page:
+    """What a person wants to see of a simulation; `growth` is how many times the log's demand its plan is for."""
     simulation = document.data
     sections = (
         _arms(simulation),
-        *_rates(simulation),
+        *_rates(simulation, growth),
         _trust(simulation),
         *parts.findings(simulation.findings),
         *_waiting(simulation),
@@ -112,7 +112,7 @@ def _arms(simulation: Simulation) -> Section:
     return Section(name="arms", heading="Arms", reading=reading, blocks=(parts.table(columns, rows),), first=True)
 
 
-def _rates(simulation: Simulation) -> tuple[Section, ...]:
+def _rates(simulation: Simulation, growth: float) -> tuple[Section, ...]:
     rows = []
     for one in simulation.arms:
         found = one.sustainable
@@ -124,7 +124,7 @@ def _rates(simulation: Simulation) -> tuple[Section, ...]:
         return ()
     reading = "The highest rate at which 90 % of requests have their first token in time: what a tier is worth."
     block = parts.table("arm|>holds up to|>fails at|>TTFT target|>requests played", rows)
-    blocks: list[Block] = [*figures.rates(simulation), block, *figures.headroom(simulation)]
+    blocks: list[Block] = [*figures.rates(simulation), block, *figures.headroom(simulation, growth)]
     return (Section(name="rates", heading="Sustainable rate", reading=reading, blocks=tuple(blocks), first=True),)
 
 

@@ -70,8 +70,8 @@ def rates(simulation: Simulation) -> tuple[Figure, ...]:
     return (Figure(name="sustained", title=title, reading=reading, alt=alt, charts=(chart,), plot=True),)
 
 
-def headroom(simulation: Simulation) -> tuple[Figure, ...]:
-    """Rate against p90 TTFT in each arm, the target and today's rate."""
+def headroom(simulation: Simulation, growth: float) -> tuple[Figure, ...]:
+    """Rate against p90 TTFT in each arm, the target, today's rate and the one that is planned for."""
     sustained = [one.sustainable for one in simulation.arms if one.sustainable is not None]
     most = max((one.requests_per_s or 0.0 for one in sustained), default=0.0)
     series = []
@@ -90,6 +90,11 @@ def headroom(simulation: Simulation) -> tuple[Figure, ...]:
     elif today is not None:
         rules.append(Rule(axis="x", value=today, label=f"the log {show(today, 'per_s')}", role="muted"))
         reading = f"The log has {show(today, 'per_s')}: headroom is from there to where a curve crosses the target."
+    if today is not None and growth != 1:
+        planned = f"planned {show(today * growth, 'per_s')}"
+        if today * growth <= _NEAR * most:
+            rules.append(Rule(axis="x", value=today * growth, label=planned, role="muted"))
+        reading += f" The plan is for {growth:g} times the log's demand, {show(today * growth, 'per_s')}."
     plot = Plot(
         x=Axis(title="requests a second", unit="per_s"),
         y=Axis(title="p90 TTFT", unit="s", log=True),
