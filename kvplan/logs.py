@@ -50,6 +50,8 @@ def read(
     tenant_by: str | None = None,
     columns: Mapping[str, str] | None = None,
     bytes_per_token: float | None = None,
+    text_block_tokens: int | None = None,
+    image_tokens: int | None = None,
     processes: int = 1,
     skip_bad: int = 0,
     sink: Sink | None = None,
@@ -61,8 +63,10 @@ def read(
     format. `format` names it, else the first lines decide. `block_tokens` is needed where the log does not imply it;
     `tokenizer` (a folder) where the log holds text; `tenant_by` is the field, dotted, that names a request's tenant;
     `columns` says which column of a table holds what, where its names do not (`{"time_s": "t"}`). `bytes_per_token`
-    stands in for a tokenizer; with several `processes` large logs of text are tokenized by as many. Up to `skip_bad`
-    unusable lines are left out and counted, one more is an error. Raises KvplanError naming file and line.
+    stands in for a tokenizer; `text_block_tokens` is the block size of logs of text unless `block_tokens` is given, and
+    `image_tokens` what an image adds to a prompt. With several `processes` large logs of text are tokenized by as many.
+    Up to `skip_bad` unusable lines are left out and counted, one more is an error. Raises KvplanError naming file and
+    line.
 
     With a `sink` the block ids go there as they are read, some requests at a time, and the table has none: for logs
     larger than memory. Such a log must be in order of time, and its ids are not checked to name whole prefixes.
@@ -81,6 +85,8 @@ def read(
         tenant_by=tenant_by,
         columns=columns or {},
         bytes_per_token=bytes_per_token,
+        text_block_tokens=text_block_tokens,
+        image_tokens=image_tokens,
         processes=processes,
         sink=sink,
         progress=progress,

@@ -48,6 +48,31 @@ def test_a_trace_to_share_is_written_instead_of_a_document(
     assert "name it with -o" in capsys.readouterr().err
 
 
+def test_an_estimate_gives_the_block_size_of_logs_of_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """C07: the engine's own block, 784 tokens for this hybrid model in vLLM, not a usual 16."""
+    estimate = tmp_path / "estimate.json"
+    monkeypatch.setattr(
+        "sys.argv", ["kvplan", "estimate", "qwen3.5-27b", "--engine", "vllm", "-o", str(estimate), "-q"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+    block = json.loads(estimate.read_text())["data"]["block_tokens"]
+    assert block not in (None, 16)
+    text = [LOGS / "openai-chat.jsonl", "--approximate-tokens", 4, "--json"]
+    for more, size in (([], 16), (["--estimate", estimate], block), (["--estimate", estimate, "--block-tokens", 8], 8)):
+        assert run(monkeypatch, *text, *more) == 0
+        assert json.loads(capsys.readouterr().out)["data"]["block_tokens"] == size
+    assert run(monkeypatch, LOGS / "mooncake.jsonl", "--estimate", estimate, "-q") == 0
+    capsys.readouterr()
+    workload = tmp_path / "workload.json"
+    assert run(monkeypatch, LOGS / "mooncake.jsonl", "-o", workload, "-q") == 0
+    assert run(monkeypatch, *text, "--estimate", workload) == 2
+    assert "is no document that kvplan estimate wrote of one model" in capsys.readouterr().err
+
+
 def test_lengths_alone_give_no_curve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, LOGS / "azure.csv", "--capacity-blocks", "4") == 1
     assert "azure.csv: has lengths only" in capsys.readouterr().err

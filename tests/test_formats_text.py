@@ -98,6 +98,27 @@ def test_images_are_shared_by_content(write: Any) -> None:
     assert finding(requests, "images").startswith("3 images")
 
 
+@pytest.mark.parametrize("how", [{"tokenizer": TOKENIZER}, {"bytes_per_token": 2.0}])
+def test_images_count_as_many_tokens_as_the_model_has(write: Any, how: dict[str, Any]) -> None:
+    def row(urls: list[str], time: int) -> dict[str, Any]:
+        parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        parts += [{"type": "input_audio", "input_audio": {"data": "x"}}, {"type": "text", "text": "What is this?"}]
+        return {"messages": [{"role": "user", "content": parts}], "timestamp": time}
+
+    path = write([row([], 0), row(["data:a"], 1), row(["data:a", "data:b"], 2), row(["data:a", "data:b"], 3)])
+    requests = read([path], block_tokens=8, image_tokens=256, **how)
+    none, one, two, again = requests.input_tokens.tolist()
+    assert one - none == pytest.approx(256, abs=1)  # and a line break between the parts
+    assert two - one == pytest.approx(256, abs=1)
+    assert again == two
+    paths = paths_of(requests)
+    assert paths[2] == paths[3]
+    shared = sum(a == b for a, b in zip(paths[1], paths[2], strict=False))
+    assert 256 // 8 <= shared <= 256 // 8 + 4
+    assert "an image counts 256 tokens, as the estimate says" in finding(requests, "images")
+    assert one - read([path], block_tokens=8, **how).input_tokens[1] > 200
+
+
 def test_completions_take_texts_and_token_ids(write: Any) -> None:
     requests = read([LOGS / "completions.jsonl"], tokenizer=TOKENIZER)
     text = rows_of("completions.jsonl")[0]["prompt"]

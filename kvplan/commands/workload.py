@@ -30,9 +30,11 @@ def read_requests(
     bytes_per_token: float | None = None,
     skip_bad: int = 0,
     sink: Any = None,
+    estimate: Path | None = None,
 ) -> Requests:
     from kvplan.logs import read
 
+    block, image = (None, None) if estimate is None else _of_model(estimate)
     return read(
         logs,
         format=format,
@@ -41,11 +43,25 @@ def read_requests(
         tenant_by=tenant_by,
         columns=_columns(columns),
         bytes_per_token=bytes_per_token,
+        text_block_tokens=block,
+        image_tokens=image,
         processes=os.cpu_count() or 1,
         skip_bad=skip_bad,
         sink=sink,
         progress=listen,
     )
+
+
+def _of_model(path: Path) -> tuple[int, int | None]:
+    """The tokens of a block, and of an image where they are known, from an estimate."""
+    from kvplan.documents import Estimate
+    from kvplan.files import load
+
+    data = load(path).data
+    if not isinstance(data, Estimate):
+        raise UsageError(f"--estimate {path}: is no document that kvplan estimate wrote of one model")
+    each = [media.tokens_each for media in data.media if media.kind == "image" and media.tokens_each is not None]
+    return data.block_tokens, round(each[0]) if each else None
 
 
 def _columns(pairs: Sequence[str]) -> dict[str, str]:
@@ -126,6 +142,9 @@ def workload(
     approximate_tokens: Annotated[
         float | None, typer.Option(metavar="BYTES", help="Without a tokenizer: bytes of text that count as a token.")
     ] = None,
+    estimate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Logs of text: block size and image tokens, from an estimate.")
+    ] = None,
     anonymize: Annotated[
         bool, typer.Option("--anonymize", help="Write -o as a trace to share, numbers only, instead of a document.")
     ] = False,
@@ -149,6 +168,7 @@ def workload(
         "columns": columns or (),
         "bytes_per_token": approximate_tokens,
         "skip_bad": skip_bad,
+        "estimate": estimate,
     }
     if anonymize:
         return _share(logs, output, compare, quiet, reading)

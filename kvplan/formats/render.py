@@ -61,12 +61,13 @@ class _Chat:
     parts: bytes
     head_end: int
     messages: list[dict[str, Any]]
+    media: list[str]
 
 
 class Renderer:
     """A local tokenizer folder with its chat template. Importing transformers takes seconds: only logs of text do."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, image_tokens: int | None = None) -> None:
         if not folder.is_dir():
             raise KvplanError(
                 f"{folder}: no such folder: --tokenizer wants the folder with the model's tokenizer files"
@@ -78,6 +79,7 @@ class Renderer:
             raise KvplanError(f"{folder}: holds no tokenizer that transformers loads: {what[0]}") from None
         self._folder = folder
         self._parts = Parts()
+        self._image_tokens = image_tokens
 
     def need_template(self) -> None:
         """Raise KvplanError where the tokenizer has no chat template, which logs of messages need."""
@@ -92,20 +94,19 @@ class Renderer:
         chats: dict[int, _Chat] = {}
         tokens: dict[int, Tokens] = {}
         heads: dict[int, int] = {}
-        images = [0] * len(works)
         for i, work in enumerate(works):
             results.append("")
             try:
                 if "messages" in work.body:
-                    messages, images[i] = plain_messages(work.body)
-                    chats[i] = self._chat(messages, work)
+                    chats[i] = self._chat(*plain_messages(work.body), work)
                 else:
                     tokens[i] = self._prompt(work.body.get("prompt"))
             except ValueError as error:
                 results[i] = str(error)
         encodings = self._encodings([chat.text for chat in chats.values()], False)
         for (i, chat), (ids, place) in zip(chats.items(), encodings, strict=True):
-            tokens[i], heads[i] = ids, place(chat.head_end)
+            heads[i] = place(chat.head_end)
+            tokens[i] = self._with_images(ids, chat, place)
         answers = self._answers({i: work for i, work in enumerate(works) if i in tokens and work.reply}, chats)
         for i, ids in tokens.items():
             if self._doubled_start(ids):
@@ -118,18 +119,33 @@ class Renderer:
                 tokens=ids.size,
                 keys=keys,
                 reply_tokens=None if answer is None else answer.size,
-                images=images[i],
+                images=len(chats[i].media) if i in chats else 0,
                 parts=chats[i].parts if i in chats else b"",
                 head_tokens=heads.get(i, -1),
                 answer_keys=more,
             )
         return results
 
-    def _chat(self, messages: list[dict[str, Any]], work: Work) -> _Chat:
+    def _with_images(self, ids: Tokens, chat: _Chat, place: Callable[[int], int]) -> Tokens:
+        """The tokens with as many for each image as it has in the model, all of a value that its content gives."""
+        if self._image_tokens is None:
+            return ids
+        pieces, done, after = [], 0, 0
+        for mark in chat.media:
+            at = chat.text.find(mark, after)
+            first, last = place(at), place(at + len(mark) - 1)
+            if not _is_image(mark) or at < 0 or min(first, last) < done:
+                continue
+            value = int.from_bytes(hashlib.blake2b(mark.encode(), digest_size=4).digest(), "little") | 1 << 31
+            pieces += [ids[done:first], np.full(self._image_tokens, value, np.uint32)]
+            done, after = last + 1, at + len(mark)
+        return np.concatenate([*pieces, ids[done:]])
+
+    def _chat(self, messages: list[dict[str, Any]], media: list[str], work: Work) -> _Chat:
         text = self._rendered(messages, work.body)
         tools_first, head_end = placed(text, messages, work.body.get("tools"))
         parts = self._parts.of(messages, work.body, work.seed, tools_first)
-        return _Chat(text=text, parts=parts, head_end=head_end, messages=messages)
+        return _Chat(text=text, parts=parts, head_end=head_end, messages=messages, media=media)
 
     def _answers(self, works: dict[int, Work], chats: dict[int, _Chat]) -> dict[int, Tokens]:
         """The tokens of the answers: as they were decoded where the log has their ids, else of their text."""
@@ -222,8 +238,9 @@ class Approximation:
     What requests share is found as with tokens, how long it is only about.
     """
 
-    def __init__(self, bytes_per_token: float) -> None:
+    def __init__(self, bytes_per_token: float, image_tokens: int | None = None) -> None:
         self._bytes = bytes_per_token
+        self._image_bytes = 0 if image_tokens is None else round(image_tokens * bytes_per_token)
         self._parts = Parts()
 
     def need_template(self) -> None:
@@ -237,7 +254,8 @@ class Approximation:
         images, parts, head = 0, b"", -1
         try:
             if "messages" in work.body:
-                messages, images = plain_messages(work.body)
+                messages, media = plain_messages(work.body, self._image_bytes)
+                images = len(media)
                 lines = [b"\n" + msgspec.json.encode(message) for message in messages]
                 tools = msgspec.json.encode(work.body.get("tools") or [])
                 text = tools + b"".join(lines)
@@ -284,18 +302,21 @@ def token_ids(prompt: object) -> Tokens:
     return np.array(prompt, np.uint32)
 
 
-def plain_messages(body: dict[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """The messages of a chat request in the form templates expect, and how many images they hold. Raises ValueError."""
+def plain_messages(body: dict[str, Any], image_bytes: int = 0) -> tuple[list[dict[str, Any]], list[str]]:
+    """The messages of a chat request in the form templates expect, and what stands in them for images, in order.
+
+    What stands for an image is filled up to `image_bytes`. Raises ValueError.
+    """
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise ValueError("'messages' is no list of messages")
-    images = 0
+    media: list[str] = []
     plain = []
     for number, message in enumerate(messages, 1):
-        done, found = _message(message, number)
+        done, found = _message(message, number, image_bytes)
         plain.append(done)
-        images += found
-    return plain, images
+        media += found
+    return plain, media
 
 
 def _loaded(folder: Path) -> Any:
@@ -313,22 +334,27 @@ def _loaded(folder: Path) -> Any:
     return Loader.from_pretrained(str(folder), local_files_only=True)
 
 
-def _message(message: object, number: int) -> tuple[dict[str, Any], int]:
+def _message(message: object, number: int, image_bytes: int) -> tuple[dict[str, Any], list[str]]:
     """A message with its text parts as one text, the arguments of tool calls as objects, images as hashes."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
         raise ValueError(f"message {number} has no role")
     message = dict(message)
-    images = 0
+    media = []
     if isinstance(message.get("content"), list):
-        parts = [_part(part, number) for part in message["content"]]
+        parts = [_part(part, number, image_bytes) for part in message["content"]]
         message["content"] = "\n".join(text for text, _ in parts)
-        images = sum(image for _, image in parts)
+        media = [text for text, stands in parts if stands]
     if isinstance(message.get("tool_calls"), list):
         message["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
-    return message, images
+    return message, media
 
 
-def _part(part: object, number: int) -> tuple[str, bool]:
+def _is_image(mark: str) -> bool:
+    """Whether what stands for a part stands for an image, and no sound or file."""
+    return "image" in mark.split(" ")[0]
+
+
+def _part(part: object, number: int, image_bytes: int) -> tuple[str, bool]:
     """The text of a part of a message, and whether it stands for an image (sound, file) by a hash of its content."""
     if isinstance(part, str):
         return part, False
@@ -339,7 +365,8 @@ def _part(part: object, number: int) -> tuple[str, bool]:
     if not content:
         raise ValueError(f"message {number} has a part of type {kind!r} without content")
     digest = hashlib.blake2b(msgspec.json.encode(content, order="deterministic"), digest_size=16)
-    return f"<{kind} {digest.hexdigest()}>", True
+    mark = f"<{kind} {digest.hexdigest()}>"
+    return mark.ljust(image_bytes if _is_image(mark) else 0, "."), True
 
 
 def _tool_call(call: Any) -> Any:

@@ -30,8 +30,9 @@ class Options:
     """What the user said about the logs, and who listens; a reader refuses, by name, what it needs and did not get.
 
     `columns` maps what a table's columns hold (`input_tokens`, `time_ms`, …) to their names in the file;
-    `bytes_per_token` stands in for a tokenizer; large logs of text are tokenized by `processes`. With a `sink` block
-    keys go there, some requests at a time in file order, and are not kept.
+    `bytes_per_token` stands in for a tokenizer; `text_block_tokens` is the block size of logs of text where
+    `block_tokens` is not given, `image_tokens` what an image adds to a prompt (None: not known); large logs of text are
+    tokenized by `processes`. With a `sink` block keys go there, some requests at a time in file order, and are not kept.
     """
 
     block_tokens: int | None = None
@@ -39,6 +40,8 @@ class Options:
     tenant_by: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
+    text_block_tokens: int | None = None
+    image_tokens: int | None = None
     processes: int = 1
     sink: Sink | None = None
     progress: Progress = silent

@@ -104,7 +104,7 @@ class TextLog:
     def __init__(self, lines: Lines, options: Options) -> None:
         self._lines = lines
         self._options = options
-        self._block_tokens = options.block_tokens or _DEFAULT_BLOCK_TOKENS
+        self._block_tokens = options.block_tokens or options.text_block_tokens or _DEFAULT_BLOCK_TOKENS
         self._counter = _counter(lines, options)
         self._pool: ProcessPoolExecutor | None = None
         self._taken = 0
@@ -142,7 +142,10 @@ class TextLog:
         ):
             # a forked process would lack the threads that the tokenizer has started
             self._pool = ProcessPoolExecutor(
-                self._options.processes, multiprocessing.get_context("spawn"), _start, (self._options.tokenizer,)
+                self._options.processes,
+                multiprocessing.get_context("spawn"),
+                _start,
+                (self._options.tokenizer, self._options.image_tokens),
             )
         if self._pool is not None:
             self._batches.append((self._waiting, self._pool.submit(_done, works, self._block_tokens)))
@@ -200,6 +203,8 @@ class TextLog:
 
     def _findings(self) -> list[Finding]:
         how = "as given" if self._options.block_tokens else "vLLM's default; --block-tokens sets another"
+        if self._options.text_block_tokens and not self._options.block_tokens:
+            how = "as the estimate says"
         text = f"Prompts rendered and tokenized whole, in blocks of {self._block_tokens} tokens ({how})."
         findings = [Finding(severity="info", code="block-size", text=text)]
         if self._options.tokenizer is None and (per_token := self._options.bytes_per_token):
@@ -212,11 +217,14 @@ class TextLog:
             text = f"The log names {len(self._models)} models: they share nothing, and one tokenizer counts them all."
             findings.append(Finding(severity="warning", code="several-models", text=text))
         if images := sum(result.images for _, result in self._kept):
+            each = self._options.image_tokens
+            own = "their own tokens are not counted"
+            if each is not None:
+                own = f"an image counts {each:,} tokens, as the estimate says"
             text = (
-                f"{images:,} images (or sounds, files) stand as hashes of their content: equal ones are shared, their "
-                "own tokens are not counted."
+                f"{images:,} images (or sounds, files) stand as hashes of their content: equal ones are shared, {own}."
             )
-            findings.append(Finding(severity="warning", code="images", text=text))
+            findings.append(Finding(severity="warning" if each is None else "info", code="images", text=text))
         return [*findings, *self._against_the_log()]
 
     def _against_the_log(self) -> list[Finding]:
@@ -253,9 +261,9 @@ def _counter(lines: Lines, options: Options) -> Renderer | Approximation:
         raise UsageError("--approximate-tokens stands in for a tokenizer: leave it or --tokenizer out")
     if options.tokenizer is not None:
         options.progress("loading the tokenizer")
-        return Renderer(options.tokenizer)
+        return Renderer(options.tokenizer, options.image_tokens)
     if options.bytes_per_token is not None:
-        return Approximation(options.bytes_per_token)
+        return Approximation(options.bytes_per_token, options.image_tokens)
     raise KvplanError(
         f"{lines.name}: holds text, whose tokens depend on the model: give --tokenizer DIR, the folder with the served "
         "model's tokenizer, or --approximate-tokens 4 (bytes a token) for an estimate"
@@ -273,10 +281,10 @@ def _without_text(prompt: Prompt, bare: Work) -> Prompt:
 _renderer: Renderer | None = None  # in a tokenizing process: its tokenizer
 
 
-def _start(folder: Path) -> None:
+def _start(folder: Path, image_tokens: int | None) -> None:
     global _renderer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there is a process a core already
-    _renderer = Renderer(folder)
+    _renderer = Renderer(folder, image_tokens)
 
 
 def _done(works: list[Work], block_tokens: int) -> list[Done | str]:
