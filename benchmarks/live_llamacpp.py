@@ -43,10 +43,21 @@ def serve(program: Path, model: Path, port: int, cache_ram_mib: int) -> str:
 
 
 def kvplan(*words: str | Path) -> str:
-    """Run the command line of kvplan; its standard output. Raises CalledProcessError."""
+    """Run the command line of kvplan; its standard output. Raises CalledProcessError.
+
+    Where this program is told to end, that one is, and waited for: it stops the servers that it started.
+    """
     line = [sys.executable, "-m", "kvplan", *map(str, words)]
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)
-    return done.stdout
+    program = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        out, _ = program.communicate()
+    except BaseException:
+        program.terminate()
+        program.wait(60)
+        raise
+    if program.returncode:
+        raise subprocess.CalledProcessError(program.returncode, line)
+    return out
 
 
 def replay(given: argparse.Namespace, sent: Sent, work: Path) -> Path:
