@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pytest
 from records import replace
 from test_reuse import make
 
 from kvplan import reuse
 from kvplan.documents import Drift, Requests
-from kvplan.profiling import drift
+from kvplan.logs import read
+from kvplan.profiling import drift, drift_text
 from kvplan.profiling.comparison import compared
 from kvplan.workload import profile
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKENIZER = ROOT / "examples/tokenizer"
 
 
 def log(paths: list[list[str]], sessions: list[int], block_tokens: int) -> Requests:
@@ -59,6 +68,77 @@ def test_a_conversation_that_only_grows_does_not_drift_and_neither_do_strangers(
     strangers = [[f"{i}", f"{i}b"] for i in range(8)]
     assert found_in(log(strangers, [-1] * 8, 16)) == ()
     assert found_in(log(strangers, list(range(8)), 16)) == ()
+
+
+def wrapped(format: str, time: int, messages: list[dict[str, Any]], answer: dict[str, Any]) -> dict[str, Any]:
+    """One request of one conversation, with its answer, as a gateway logs it."""
+    if format == "openai-chat":
+        response = {"body": {"choices": [{"message": answer}]}}
+        return {"timestamp": time, "session_id": "s", "body": {"messages": messages}, "response": response}
+    if format == "litellm":
+        times = {"startTime": float(time), "endTime": time + 0.5}
+        counts = {"prompt_tokens": 1, "completion_tokens": 1, "trace_id": "s", "call_type": "acompletion"}
+        return {**times, **counts, "messages": messages, "response": {"choices": [{"message": answer}]}}
+
+    def parts(message: dict[str, Any]) -> dict[str, Any]:
+        said = [{"type": "text", "content": message["content"]}]
+        if thought := message.get("reasoning_content"):
+            said.insert(0, {"type": "reasoning", "content": thought})
+        return {"role": message["role"], "parts": said}
+
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.conversation.id": "s",
+        "gen_ai.input.messages": json.dumps([parts(message) for message in messages]),
+        "gen_ai.output.messages": json.dumps([parts(answer)]),
+    }
+    return {"start_time": time, "end_time": time + 0.5, "attributes": attributes}
+
+
+@pytest.mark.parametrize("format", ["openai-chat", "litellm", "otel"])
+def test_the_cause_is_told_from_every_log_of_text(format: str, tmp_path: Path) -> None:
+    """A clock in the system prompt of three turns; then three turns whose answers come back without their reasoning."""
+
+    def turns(clock: bool) -> list[dict[str, Any]]:
+        history: list[dict[str, Any]] = []
+        rows = []
+        for turn in range(3):
+            when = f" It is 08:0{turn} of 2026-03-04." if clock else ""
+            system = {"role": "system", "content": f"{' pump' * 60}{when}"}
+            history.append({"role": "user", "content": f"Question {turn}?{' pump' * 40}"})
+            answer = {"role": "assistant", "content": f"Answer {turn}:{' pump' * 50}"}
+            thinking = answer if clock else {**answer, "reasoning_content": " pump" * 64}
+            rows.append(wrapped(format, turn, [system, *history], thinking))
+            history.append(answer)
+        return rows
+
+    for clock, kind, least in ((True, "clock", 100), (False, "stripped reasoning", 200)):
+        path = tmp_path / f"{kind}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in turns(clock)))
+        requests = read([path], tokenizer=TOKENIZER)
+        assert requests.sources[0].format == format
+        found = found_in(requests)
+        assert [(row.kind, row.requests) for row in found] == [(kind, 2)]
+        assert found[0].lost_tokens > least
+
+
+def test_every_class_is_in_the_docs_and_says_what_to_do() -> None:
+    text = (ROOT / "docs/workload.md").read_text()
+    for kind, fix in drift_text.FIXES.items():
+        assert f"| `{kind}` |" in text
+        assert len(fix) > 40
+
+
+def test_nothing_of_the_text_is_in_the_table(tmp_path: Path) -> None:
+    """Numbers only, from 0 up and no hashes: equal numbers are equal texts, and say nothing else."""
+    path = tmp_path / "log.jsonl"
+    rows = [{"timestamp": i, "messages": [{"role": "user", "content": f"Secret {i}"}]} for i in range(5)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    texts = read([path], bytes_per_token=1).texts
+    assert texts is not None
+    for column in (texts.exact, texts.near, texts.loose):
+        assert column.dtype.kind == "i"
+        assert set(column.tolist()) <= set(range(column.size))
 
 
 def test_two_periods_side_by_side() -> None:

@@ -32,7 +32,8 @@ class Options:
     `columns` maps what a table's columns hold (`input_tokens`, `time_ms`, …) to their names in the file;
     `bytes_per_token` stands in for a tokenizer; `text_block_tokens` is the block size of logs of text where
     `block_tokens` is not given, `image_tokens` what an image adds to a prompt (None: not known); large logs of text are
-    tokenized by `processes`. With a `sink` block keys go there, some requests at a time in file order, and are not kept.
+    tokenized by `processes`. With a `sink` block keys go there, some requests at a time in file order, and are not
+    kept.
     """
 
     block_tokens: int | None = None
