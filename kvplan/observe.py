@@ -21,7 +21,6 @@ from kvplan.observing.scrape import Taken
 from kvplan.progress import Progress, silent
 from kvplan.units import show_duration, show_tokens
 
-_FIRST = ("vllm", "sglang", "llama.cpp")  # engines, which see whole prompts, before layers below them
 _START = pick("process_start_time_seconds")
 
 
@@ -83,7 +82,7 @@ class _Reading:
 
     def __init__(self, taken: Taken, systems: tuple[System, ...], sent_tokens: int | None) -> None:
         self.taken, self.recording, self.systems = taken, taken.recording, systems
-        self.engines = [system for system in systems if system.name in _FIRST] or [systems[0]]
+        self.engines = [system for system in systems if system.engine] or [systems[0]]
         self.hits = tuple(row for system in systems for row in figures.hits(system, self.recording))
         self.losses = [(system, figures.losses(system, self.recording)) for system in systems]
         self.prompts, self.computed, self.ratio = self._totals(sent_tokens)
@@ -96,7 +95,8 @@ class _Reading:
         whole = [row for row in self.hits if row.system in names and row.tier == "all"]
         if whole:
             of, hit = sum(row.of_tokens for row in whole), sum(row.hit_tokens for row in whole)
-            return of, max(0, of - hit) if names[0] in _FIRST else None, min(1.0, hit / of) if of else None
+            computed = max(0, of - hit) if self.engines[0].engine else None
+            return of, computed, min(1.0, hit / of) if of else None
         counts = [self.recording.increase(system.computed) for system in self.engines]
         known = [count for count in counts if count is not None]
         if not known:

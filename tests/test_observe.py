@@ -292,7 +292,7 @@ def test_lmcache_server() -> None:
     load = copies(seen, "load", "host", "gpu")
     assert load.blocks == 100
     assert load.spread_bytes_per_s == pytest.approx((5e9, 9e9, 21.25e9))  # ranks 10, 50, 90 of 100
-    assert next(one for one in seen.configured if one.key == "host_bytes").value == 100 * 2**30
+    assert next(one for one in seen.configured if one.key == "shared_host_bytes").value == 100 * 2**30
     assert [(one.reason, one.amount) for one in seen.losses if one.amount] == [("to make room", 40), ("l1 oom", 3)]
     assert seen.systems[0].models == ("m", "n")
     kept = next(one for one in seen.waits if one.age)
@@ -434,6 +434,25 @@ def test_a_queue_of_stores_that_only_grows_and_one_that_is_worked_off() -> None:
     assert codes(growing(0, 5, 2, 6, stored=(0, 10, 20, 30))) == []
     assert codes(growing(4, 4, 4, 4, stored=(0, 10, 10, 10))) == ["stores-stuck"]
     assert codes(growing(0, 4, stored=(0, 0))) == []  # two pages are no trend
+
+
+def test_stores_that_are_begun_and_never_end_threads_that_died_and_a_gauge_that_stays_at_zero() -> None:
+    server = "lmcache_mp_lookup_requested_tokens_total {0}0\nlmcache_mp_lookup_hit_tokens_total {0}\n"
+    server += "lmcache_mp_num_submitted_stores_total {0}\nlmcache_mp_num_finished_stores_total {1}\n"
+    stuck = observe(Taken(recording(*(server.format(10 * index, index) for index in range(4)))))
+    assert codes(stuck) == ["pending-stores-growing"]
+    fine = observe(Taken(recording(*(server.format(10 * index, 10 * index) for index in range(4)))))
+    assert codes(fine) == []
+    library = (
+        "lmcache:num_lookup_tokens_total {0}0\nlmcache:num_lookup_hits_total {0}\nlmcache:num_hit_tokens_total {0}\n"
+    )
+    library += "lmcache:pinned_memory_objs_count {1}\nlmcache:periodic_threads_total_count 3\n"
+    library += "lmcache:periodic_threads_running_count {2}\n"
+    dead = observe(Taken(recording(*(library.format(index, 0, 3 - (index > 4)) for index in range(6)))))
+    assert codes(dead) == ["pinned-zero", "threads-dead"]
+    assert [finding.severity for finding in dead.findings] == ["info", "error"]
+    alive = observe(Taken(recording(*(library.format(index, index % 2, 3) for index in range(6)))))
+    assert codes(alive) == []
 
 
 @settings(deadline=None, max_examples=60)

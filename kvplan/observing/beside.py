@@ -84,7 +84,7 @@ def observed_pool_tokens(plan: Plan, seen: Seen) -> float | None:
 
 def observed_host_bytes(plan: Plan, seen: Seen) -> float | None:
     """Bytes of one engine's host pool, as it states them."""
-    stated = _setting(seen, "host_bytes")
+    stated = _setting(seen, "host_bytes") or _setting(seen, "shared_host_bytes")
     if stated is None and (gib := _setting(seen, "host_gib")) is not None:
         return gib * GiB
     tokens, each = _setting(seen, "host_tokens"), bytes_per_token(plan)
@@ -101,7 +101,7 @@ def _sizes(plan: Plan, seen: Seen) -> Iterator[PlanCheck]:
     wanted, given = plan.budgets.host.requested_bytes, observed_host_bytes(plan, seen)
     if given is not None:
         whys = ["the flag was set to another size, or its unit was taken for another (GiB or GB, total or a rank)"]
-        if any(one.key == "host_bytes" and one.system == "lmcache-server" for one in seen.configured):
+        if _setting(seen, "shared_host_bytes") is not None:
             whys.append("the pool belongs to a server that all engines of a node share, the plan's is one engine's")
         yield _check("host pool of one engine", "bytes", wanted, given, _SIZE, whys)
     elif wanted and not any(one.way == "store" for one in seen.transfers):

@@ -61,7 +61,7 @@ def live(
     every_s: float,
     token: str | None = None,
     progress: Progress = silent,
-    now: Callable[[], float] = time.time,
+    now: Callable[[], float] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Taken:
     """Pages of each address: one, or one every `every_s` for `seconds`.
@@ -69,6 +69,8 @@ def live(
     The first round must succeed everywhere; later ones may fail and are counted, as a server that restarts is worth
     seeing. Ctrl-C ends the recording early and keeps it, unless there is nothing yet. Raises KvplanError.
     """
+    if now is None:
+        now = _steady()
     rounds: list[list[Page | None]] = [[scrape(url, token) for url in urls]]
     began = now()
     times, missed = [began], dict[int, str]()
@@ -86,6 +88,12 @@ def live(
     rounds = rounds[: len(times)]
     tracks = [Track(fetch.shown(url), tuple(pages[i] for pages in rounds)) for i, url in enumerate(urls)]
     return Taken(_recording([*times], tracks), missed, stopped)
+
+
+def _steady() -> Callable[[], float]:
+    """Unix seconds that never leap, as they are the system's time now and go on by a clock that nobody sets."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()
 
 
 def _round(urls: Sequence[str], token: str | None, missed: dict[int, str]) -> list[Page | None]:

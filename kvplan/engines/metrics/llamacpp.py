@@ -12,6 +12,7 @@ LLAMA_CPP = System(
     title="llama.cpp server",
     version="0.6.0-dev",
     prefix="llamacpp:",
+    engine=True,
     needed=(pick("llamacpp:prompt_tokens_total"), pick("llamacpp:requests_processing")),
     levels=(
         Level(what="requests running", pick=pick("llamacpp:requests_processing"), unit="requests"),

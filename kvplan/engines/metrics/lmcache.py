@@ -141,8 +141,8 @@ LMCACHE_SERVER = System(
     ),
     settings=(
         Setting(
-            key="host_bytes",
-            what="host pool (in use / filled)",
+            key="shared_host_bytes",
+            what="host pool of the node (in use / filled)",
             pick=pick("lmcache_mp_l1_memory_usage_bytes"),
             per=pick("lmcache_mp_l1_usage_ratio"),
             unit="bytes",

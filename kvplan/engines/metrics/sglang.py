@@ -16,6 +16,7 @@ SGLANG = System(
     title="SGLang",
     version="0.5.23",
     prefix="sglang:",
+    engine=True,
     needed=(_PROMPTS[0], pick("sglang:num_running_reqs"), pick("sglang:token_usage")),
     prompts=_PROMPTS,
     requests=total("sglang:num_requests_total"),

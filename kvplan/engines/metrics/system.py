@@ -145,6 +145,8 @@ class Watch:
 class System:
     """One serving system's metrics. `prefix` is how all of its names begin; `needed` are those it always has.
 
+    An `engine` sees whole prompts; other systems are layers below one, and their hits are of what they were asked.
+
     `prompts` counts tokens of prompts, `computed` those of them that were computed, in `computed_s` seconds, `matched`
     those found below the GPU by a system that does not see prompts. `chunk` are the keys of settings of a host tier:
     its bytes, its chunks and the tokens in it, from which counts of bytes become those. `uncounted` is what it keeps
@@ -155,6 +157,7 @@ class System:
     title: str
     version: str
     prefix: str
+    engine: bool = False
     needed: tuple[Pick, ...] = ()
     prompts: Sum = ()
     computed: Sum = ()

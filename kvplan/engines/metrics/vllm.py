@@ -36,6 +36,7 @@ VLLM = System(
     title="vLLM",
     version="0.33.0",
     prefix="vllm:",
+    engine=True,
     needed=(_QUERIES[0], _LOCAL[0], pick("vllm:num_requests_running"), pick(_CONFIG)),
     prompts=total("vllm:prompt_tokens_total"),
     requests=total("vllm:request_success_total"),
