@@ -103,15 +103,18 @@ def test_the_command_ends_with_130_on_ctrl_c(drive: Path) -> None:
     assert list(drive.iterdir()) == []
 
 
-def test_an_interrupt_in_a_destructor_is_heard_at_the_next_chance() -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_in_a_destructor_is_heard_at_the_next_chance(name: str, code: int) -> None:
     """Python drops what rises in a destructor, an interrupt too, and would go on as if nobody had pressed a key."""
-    program = """
+    program = f"""
 import os, signal, sys
 from kvplan.probing.interrupts import heeded
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
 class Last:
     def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.{name})
         for _ in range(1000):
             pass
 
@@ -124,4 +127,4 @@ except KeyboardInterrupt:
     sys.exit(130)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "before\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "before\n", "")

@@ -43,7 +43,7 @@ def _wait(waiting: list[threading.Thread]) -> None:
 
 @contextmanager
 def heeded(progress: Progress) -> Iterator[Progress]:
-    """`progress`, which raises KeyboardInterrupt when an interrupt went unheard.
+    """`progress`, which raises KeyboardInterrupt when an interrupt went unheard, and SystemExit likewise.
 
     Python drops an exception that rises in a destructor or in a callback from C, and prints that it did; a probe has
     many of both. Outside the main thread, or where somebody else handles SIGINT, this does nothing.
@@ -52,29 +52,30 @@ def heeded(progress: Progress) -> Iterator[Progress]:
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield progress
         return
-    seen = False
+    unheard: list[BaseException] = []
     ignored = sys.unraisablehook
 
     def handle(number: int, frame: FrameType | None) -> None:
-        nonlocal seen
-        seen = True
+        unheard.append(KeyboardInterrupt())
         signal.default_int_handler(number, frame)
 
     def unraisable(what: Any) -> None:
-        if what.exc_type is not KeyboardInterrupt:  # this one is raised below
+        if what.exc_type is SystemExit:  # of a handler of SIGTERM: raised below
+            unheard.append(what.exc_value or SystemExit())
+        elif what.exc_type is not KeyboardInterrupt:
             ignored(what)
 
     def listen(what: str, done: float | None = None) -> None:
-        if seen:
-            raise KeyboardInterrupt
+        if unheard:
+            raise unheard[0]
         progress(what, done)
 
     signal.signal(signal.SIGINT, handle)
     sys.unraisablehook = unraisable
     try:
         yield listen
-        if seen:
-            raise KeyboardInterrupt
+        if unheard:
+            raise unheard[0]
     finally:
         sys.unraisablehook = ignored
         signal.signal(signal.SIGINT, signal.default_int_handler)
