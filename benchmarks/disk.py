@@ -141,6 +141,8 @@ def measure(descriptor: int, cells: list[Cell], file_bytes: int, moved: int, pai
 
 def summary(logs: list[float]) -> str:
     """Geometric mean of ratios with its 95 % confidence interval (normal, of the logarithms)."""
+    if not logs:
+        return "unknown"
     middle = statistics.fmean(logs)
     half = 1.96 * statistics.stdev(logs) / math.sqrt(len(logs)) if len(logs) > 1 else math.inf
     return f"{math.exp(middle):.3f} [{math.exp(middle - half):.3f}, {math.exp(middle + half):.3f}]"
@@ -156,8 +158,10 @@ PAIRS: dict[str, Pick] = {
 
 
 def logs(cells: list[Cell], pair: str, what: str) -> list[float]:
-    """Logarithms of the ratios of all rounds."""
-    return [math.log(PAIRS[pair](one, what)) for cell in cells for one in cell.rounds]
+    """Logarithms of the ratios of all rounds; one with a figure of 0, such as a moment's processor time, has none."""
+    rounds = [one for cell in cells for one in cell.rounds]
+    whole = [one for one in rounds if all(getattr(run, what) for run in (one.ours, one.one, one.two, one.queue))]
+    return [math.log(PAIRS[pair](one, what)) for one in whole]
 
 
 def report(cells: list[Cell]) -> None:
