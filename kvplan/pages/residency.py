@@ -20,6 +20,7 @@ from kvplan.pages import parts
 from kvplan.units import show_bytes, show_duration, show_percent
 
 LANES = 8  # models of the timeline
+DRAWN = 160  # stretches of it: more of them are a grey band, and no step can be told from the next
 SWAPS = 20  # evictions listed
 WHY = {
     "lru": "least recently used, idle",
@@ -28,7 +29,8 @@ WHY = {
     "keep-alive": "idle for its keep-alive time",
 }
 # How high a lane's line stands in each state; on the ground the model is not loaded.
-HEIGHTS = {"stopping": 0.15, "sleeping": 0.15, "loading": 0.3, "ready": 0.5, "busy": 0.8}
+HEIGHTS = {"stopping": 0.1, "sleeping": 0.1, "loading": 0.22, "ready": 0.4, "busy": 0.62}
+COLOURS: tuple[Colour, ...] = ("main", "second", "third", "fourth")
 
 
 def page(document: Document[Residency]) -> Page:
@@ -185,16 +187,21 @@ def _timeline(data: Residency, run: PolicyRun) -> tuple[Section, ...]:
     """A lane a model, whose line stands as high as its state."""
     shown = sorted(run.models, key=lambda one: -one.requests)[:LANES]
     lanes = {one.name: len(shown) - place for place, one in enumerate(shown)}
-    spans = [span for span in run.spans if span.model in lanes]
-    if not spans:
+    known = sorted((span for span in run.spans if span.model in lanes), key=lambda span: span.from_s)
+    if not known:
         return ()
-    end = max(span.to_s for span in spans)
-    series = [_lane(name, float(lane), spans, end) for name, lane in lanes.items()]
+    spans = known[:DRAWN]
+    end = max(span.to_s for span in known) if len(spans) == len(known) else spans[-1].from_s
+    series = [
+        _lane(name, float(lane), spans, end, COLOURS[place % len(COLOURS)])
+        for place, (name, lane) in enumerate(lanes.items())
+    ]
     rules = tuple(Rule(axis="y", value=float(lane), label=name) for name, lane in lanes.items())
-    y = Axis(title="model, from the top", unit="count", domain=(0.9, len(shown) + 1.0))
+    y = Axis(title="model, from the top", unit="count", domain=(0.7, len(shown) + 0.8))
     x = Axis(title="time", unit="s", domain=(0.0, max(end, 1e-9)))
-    plot = Plot(x=x, y=y, series=tuple(series), rules=rules, height=60 + 40 * len(shown))
-    part = "" if run.spans_total <= len(spans) else f" The first {len(spans):,} stretches."
+    plot = Plot(x=x, y=y, series=tuple(series), rules=rules, height=20 + 46 * len(shown))
+    whole = len(spans) == len(known) and run.spans_total <= len(run.spans)
+    part = "" if whole else f" The first {show_duration(end)} of {show_duration(run.makespan_s)}."
     ground = (
         "A lane a model: on the ground it is not loaded, then stopping or sleeping, loading, ready, busy at the top."
     )
@@ -205,21 +212,20 @@ def _timeline(data: Residency, run: PolicyRun) -> tuple[Section, ...]:
         alt=f"States of {parts.plural(len(shown), 'model')} over {show_duration(end)}; the table lists the first.",
         charts=(plot,),
     )
-    rows = [(s.model, s.state, show_duration(s.from_s), show_duration(s.to_s)) for s in run.spans[:SWAPS]]
+    rows = [(s.model, s.state, show_duration(s.from_s), show_duration(s.to_s)) for s in known[:SWAPS]]
     table = parts.table("model|state|>from|>to", rows, title="First stretches")
     return (Section(name="timeline", heading="Timeline", blocks=(figure, table)),)
 
 
-def _lane(name: str, lane: float, spans: Sequence[ResidencySpan], end: float) -> Series:
+def _lane(name: str, lane: float, spans: Sequence[ResidencySpan], end: float, colour: Colour) -> Series:
     points = [(0.0, lane)]
     for span in sorted((span for span in spans if span.model == name), key=lambda span: span.from_s):
-        points += [(span.from_s, lane + HEIGHTS[span.state]), (span.to_s, lane)]
-    return Series(name=name, points=(*points, (end, points[-1][1])), role="main", style="step")
+        points += [(span.from_s, lane + HEIGHTS[span.state]), (min(span.to_s, end), lane)]
+    return Series(name=name, points=(*points, (end, points[-1][1])), role=colour, style="step")
 
 
 def _waiting(runs: Sequence[PolicyRun]) -> tuple[Section, ...]:
     """How long requests waited: the share that waited at most so long, under each policy."""
-    colours: tuple[Colour, ...] = ("main", "second", "third", "fourth")
     series = [
         Series(
             name=run.policy.name,
@@ -227,18 +233,24 @@ def _waiting(runs: Sequence[PolicyRun]) -> tuple[Section, ...]:
             role=colour,
             style="step",
         )
-        for run, colour in zip(runs, colours, strict=False)
+        for run, colour in zip(runs, COLOURS, strict=False)
         if run.wait_percentiles_s
     ]
-    longest = max((run.wait_percentiles_s[-1] for run in runs if run.wait_percentiles_s), default=0.0)
+    drawn = [one.points for one in series]
+    longest = max((points[-1][0] for points in drawn), default=0.0)
     if not longest:
         return ()
-    x = Axis(title="wait", unit="s", domain=(0.0, longest))
+    most = max(points[-2][0] for points in drawn)  # 99 % of them
+    cut = 0 < most < longest / 1.5
+    x = Axis(title="wait", unit="s", domain=(0.0, most if cut else longest))
     y = Axis(title="requests that waited at most so long", unit="ratio", domain=(0.0, 1.0))
     figure = Figure(
         name="waits",
         title="How long requests waited",
-        reading="Higher and further left is better; it begins at the share that did not wait.",
+        reading=(
+            "Higher and further left is better, of the requests served; it begins at the share that did not wait."
+            + (f" The longest, {show_duration(longest)}, is not shown." if cut else "")
+        ),
         alt=f"Distribution of waits, the longest {show_duration(longest)}; percentiles are in the table by model.",
         charts=(Plot(x=x, y=y, series=tuple(series)),),
     )

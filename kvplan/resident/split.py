@@ -138,11 +138,8 @@ def _point(
 
 def _why(points: Sequence[SplitPoint], best: SplitPoint, alone: int) -> str:
     """The choice in words: against no tier at all, and against what the plan takes for itself."""
-    said = [_against(best, points[0], "no tier")] if best is not points[0] else ["No KV tier is worth what it costs"]
-    if best is points[0] and len(points) > 1:
-        other = min(points[1:], key=lambda point: (point.harm, -point.net_s_per_hour))
-        said = [f"No KV tier: the best one, {show_bytes(other.host_kv_bytes)}, {_costs(other, best)}"]
     rival = next((point for point in points if point.host_kv_bytes == alone), None)
+    said = ["No tier is worth what it costs" if best is points[0] else _against(best, points[0], "no tier")]
     if alone == best.host_kv_bytes:
         said.append("It is what the plan takes for itself")
     elif rival is None:
