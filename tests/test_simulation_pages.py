@@ -76,10 +76,11 @@ def test_a_curve_of_load_and_latency_has_every_rate_played_up_to_where_a_queue_g
 
 
 def test_what_was_not_played_is_not_drawn() -> None:
-    made = simulate.run(ENGINE, conversations(50, 1.0), loop=Loop(kind="concurrency", concurrency=2))
+    made = simulate.run(ENGINE, conversations(50, 1.0), arms=[host(0)], loop=Loop(kind="concurrency", concurrency=2))
     page = report.sections(files.wrap(made))
     assert list(figures(page)) == ["cold-start"]
     assert "2 clients, each waiting for its answer (closed loop)" in page.lead
+    assert page.lead.endswith("answers a second.")
     names = [section.name for section in page.sections]
     assert "rates" not in names
     assert "waiting" not in names

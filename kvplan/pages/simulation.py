@@ -50,7 +50,14 @@ def _lead(simulation: Simulation) -> str:
         return f"{line}, sustainable rate at p90 TTFT {target} {rates}."
     if off.ttft is None or on.ttft is None:
         return f"{line}."
-    return f"{line}, p90 TTFT {show_duration(off.ttft.p90)} to {show_duration(on.ttft.p90)}."
+    line += f", p90 TTFT {show_duration(off.ttft.p90)} to {show_duration(on.ttft.p90)}"
+    if simulation.loop.kind == "concurrency":
+        line += f", {_throughput(off)} to {_throughput(on)} answers a second"
+    return f"{line}."
+
+
+def _throughput(one: ArmResult) -> str:
+    return parts.UNKNOWN if one.completed_per_s is None else f"{one.completed_per_s:.3g}"
 
 
 def _model(simulation: Simulation) -> str:
@@ -100,12 +107,14 @@ def _arms(simulation: Simulation) -> Section:
             _spread(one.queue_wait),
             show_percent(one.gpu_busy_ratio),
             f"{one.completed:,} of {one.submitted:,}",
+            _throughput(one),
             f"{one.preemptions:,}",
         )
         for one in simulation.arms
     ]
     columns = (
-        "arm|-what it has|>hits|>TTFT p50 / p90 / p99|>queue wait p50 / p90 / p99|>GPU busy|>completed|->preempted"
+        "arm|-what it has|>hits|>TTFT p50 / p90 / p99|>queue wait p50 / p90 / p99|>GPU busy|>completed|->a second|"
+        "->preempted"
     )
     same = "arrivals" if simulation.loop.kind == "open" else "clients, whose requests come when answers do"
     reading = f"Every arm sees the same {same}. A hit is an input token that need not be computed when first admitted."
