@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kvplan.documents import CurvePoint, Document, Workload
+from kvplan.documents import CurvePoint, Document, SampledPoint, Workload
 from kvplan.page import Block, Fact, Facts, Page, Row, Section
 from kvplan.pages import parts, workload_figures, workload_whatif
 from kvplan.pages.parts import fact
@@ -108,20 +108,26 @@ def _sampled(workload: Workload) -> tuple[Section, ...]:
     sampled = workload.sampled
     if sampled is None:
         return ()
-    rows = [
-        (
-            f"{one.capacity_blocks:,}",
-            show_tokens(one.capacity_blocks * workload.block_tokens),
-            show_percent(one.token_hit_ratio),
-            show_percent(one.block_hit_ratio),
-            f"± {200 * one.standard_error_ratio:.2f} points",
-        )
-        for one in sampled.points
-    ]
-    table = parts.table(">blocks|>tokens|>hit ratio|>of blocks|>two standard errors", rows)
+    rows = [_sampled_row(one, workload.block_tokens) for one in sampled.points]
+    least = sampled.points[-1].token_hit_ratio / _SHORT_ROWS if sampled.points else 0.0
+    rising = [row for row, one in zip(rows, sampled.points, strict=True) if one.token_hit_ratio >= least]
+    step = max(1, -(-len(rising) // _SHORT_ROWS))
+    short = [row for i, row in enumerate(rising) if i % step == 0 or row is rising[-1]]
+    table = parts.table(">blocks|>tokens|>hit ratio|>of blocks|>two standard errors", rows, short=short)
     reading = "LRU, cold start, the whole log, estimated from a sample of its blocks; the errors are measured on it."
     blocks = (workload_figures.sampled(workload, sampled), table)
     return (Section(name="sampled", heading="Hits against capacity", reading=reading, blocks=blocks, first=True),)
+
+
+def _sampled_row(one: SampledPoint, block_tokens: int) -> Row:
+    cells = (
+        f"{one.capacity_blocks:,}",
+        show_tokens(one.capacity_blocks * block_tokens),
+        show_percent(one.token_hit_ratio),
+        show_percent(one.block_hit_ratio),
+        f"± {200 * one.standard_error_ratio:.2f} points",
+    )
+    return Row(cells=cells)
 
 
 def _point_row(point: CurvePoint, workload: Workload, strong: bool, timed: bool) -> Row:

@@ -206,6 +206,7 @@ class Sampler:
             for one in range(samples)
         ]
         counted = _COUNT_ERROR * self.unique / max(1, self._total) if rate < 1 else 0.0
+        counted *= ratios[:, 0] / max(float(ratios[-1, 0]), 1e-9)  # hits are scaled to the count, all by one factor
         error = np.minimum(np.hypot(np.std(parts, axis=0, ddof=1) / np.sqrt(samples), counted), 1.0)
         points = tuple(
             SampledPoint(capacity_blocks=c, block_hit_ratio=b, token_hit_ratio=t, standard_error_ratio=e)
