@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,20 @@ def test_a_document_of_an_earlier_version_has_a_page_too(played: Document[Simula
     text, _ = report.markdown(report.sections(old), "pictures")
     assert list(figures(report.sections(old))) == ["sustained"]
     assert "unknown" in text
+
+
+def test_a_file_written_before_there_were_loops_and_phases_is_still_read() -> None:
+    made = json.loads(files.dump(samples.simulation()))
+    for name in ("loop", "follow_ups"):
+        del made["data"][name]
+    for one in made["data"]["arms"]:
+        for name in ("timeline", "phases", "loads", "completed_per_s"):
+            del one[name]
+        for name in ("tried", "low_per_s", "high_per_s"):
+            del one["sustainable"][name]
+    read = files.parse(json.dumps(made).encode(), "old.json")
+    assert read.data.loop == Loop(kind="open")
+    assert report.markdown(report.sections(read), "pictures")[0]
 
 
 def test_every_fault_has_words(played: Document[Simulation]) -> None:
