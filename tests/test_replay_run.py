@@ -247,6 +247,18 @@ def test_a_command_line_without_sense_starts_nothing(
         invoke(schedule, *full, "--aiperf", aiperf, "-o", tmp_path / "runs")
 
 
+def test_sessions_that_change_the_order_are_said(
+    schedule: Path, aiperf: str, two: tuple[str, str, Cache, Cache], tmp_path: Path
+) -> None:
+    rows = [{**json.loads(text), "session_id": "a"} for text in schedule.read_text().splitlines()]
+    schedule.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["replay", "run", str(schedule), "--server", two[0], "--order", "A", "--aiperf", aiperf]
+    for more, said in ((["--concurrency", "2"], True), ([], False)):
+        done = CliRunner().invoke(app, [*words, "-o", str(tmp_path / f"runs{said}"), *more])
+        assert done.exit_code == 0, done.output
+        assert ("--no-sessions" in done.stderr) == said
+
+
 def test_results_never_mix_with_others(schedule: Path, aiperf: str, tmp_path: Path) -> None:
     with pytest.raises(KvplanError, match="is not empty"):
         invoke(schedule, "--server-off", "a", "--server-on", "b", "--aiperf", aiperf, "-o", tmp_path)

@@ -208,6 +208,9 @@ def run(
     letters = stage.order_of(order, repeats)
     played = stage.played(schedule)
     program = stage.found(aiperf)
+    if not load.by_schedule and played.document.sessions < played.document.requests:
+        text = "AIPerf plays a session's turns one after the other: export with --no-sessions to keep the log's order"
+        note(f"warning: {text}", quiet)
     with progress(quiet) as listen:
         made = stage.run(played, arms, load, program, letters, output, listen)
     note(f"wrote {output / stage.MANIFEST}", quiet)
