@@ -121,6 +121,8 @@ def test_b02_page_locked_tensors_take_the_next_power_of_two() -> None:
         command = f"python -m sglang.launch_server --tp 4 --enable-hierarchical-cache --hicache-size {each}"
         said = found(check(command, "run.sh").findings, "page-locked-rounding")
         assert f"{total}.00 GiB" in said.text
+    older = found(emitted("lmcache", wanted(800 * GiB, 4)).findings, "page-locked-rounding")
+    assert "1,024.00 GiB on the host" in older.text
     # What maps and registers its pool is not rounded.
     assert profile("vllm").host_cost_bytes(200 * GiB, 4, 24) == 200 * GiB
     assert "page-locked-rounding" not in [one.code for one in emitted("vllm", wanted(200 * GiB, 4)).findings]

@@ -166,6 +166,9 @@ def read(source: Source, asked: Asked) -> Reading:
                 findings += [*reading.findings, *_room(pod, container, reading, source.name)]
                 mapped = mapped or reading.shm
                 known |= {reading.ranks} - {None}  # type: ignore[arg-type]
+    if len(pods) > 1 or any(_replicas(document) > 1 for document in source.documents):
+        text = "the bytes are those of one pod of each kind: pods that come to lie on one host add up"
+        findings.append(finding("warning", "one-pod", text))
     if not knobs:
         raise KvplanError(f"{source.name}: no container starts vLLM or LMCache with a tier")
     ranks = known.pop() if len(known) == 1 else None
@@ -186,6 +189,12 @@ def _pods(document: Any, source: str) -> Iterator[Mapping[str, Any]]:
     elif document.get("kind") in _KINDS:
         template = section(spec.get("template"), source, "template")
         yield section(template.get("spec"), source, "template.spec")
+
+
+def _replicas(document: Any) -> int:
+    spec = document.get("spec") if isinstance(document, Mapping) else None
+    count = spec.get("replicas", 1) if isinstance(spec, Mapping) else 1
+    return count if isinstance(count, int) else 1
 
 
 def _container_readings(container: Mapping[str, Any], source: str, asked: Asked) -> Iterator[Reading]:

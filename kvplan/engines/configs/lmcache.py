@@ -25,8 +25,9 @@ from kvplan.engines.configs.common import (
     says,
 )
 from kvplan.engines.configs.source import Source, number, true
+from kvplan.engines.profiles import power_of_two_above
 from kvplan.errors import KvplanError
-from kvplan.units import GiB
+from kvplan.units import GiB, show_bytes
 
 FLOOR = "LMCache 0.5.6 or newer"
 FILE = "lmcache.yaml"
@@ -62,6 +63,7 @@ def emit(given: Given) -> Emission:
 def _conditions(given: Given, each: int, disk: int) -> Iterator[Finding]:
     yield conditions.chunk_multiple(given, CHUNK, "LMCache")
     yield from conditions.page_locking(given, each)
+    yield from rounding(given, each)
     if disk:
         yield conditions.disk_room(given, disk)
         yield conditions.paths(given, False, f"{given.folder}/kvplan-lmcache")
@@ -73,6 +75,17 @@ def _conditions(given: Given, each: int, disk: int) -> Iterator[Finding]:
         text = f"the first of {given.ranks} ranks stores the latent, so that its size is the whole size"
         yield finding("info", "first-rank", text)
     yield from conditions.ages(given)
+
+
+def rounding(given: Given, each: int) -> Iterator[Finding]:
+    """What builds take that page-lock the pool as one PyTorch tensor; 0.5.6 has an allocator of its own."""
+    padded = power_of_two_above(each) * given.storing
+    if padded > given.host_bytes:
+        text = (
+            f"older builds page-lock each pool as one PyTorch tensor, rounded to a power of two: {show_bytes(padded)} "
+            "on the host; 0.5.6 allocates what it is told"
+        )
+        yield finding("info", "page-locked-rounding", text)
 
 
 def read(source: Source, asked: Asked) -> Reading:

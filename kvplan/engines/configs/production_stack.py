@@ -101,6 +101,7 @@ def _conditions(given: Given, size: int, disk: int) -> Iterator[Finding]:
         yield finding("error", "too-small", text)
     yield conditions.chunk_multiple(given, lmcache.CHUNK, "LMCache")
     yield from conditions.page_locking(given, size * GiB)
+    yield from lmcache.rounding(given, size * GiB)
     if disk:
         yield conditions.disk_room(given, disk)
         yield conditions.paths(given, False, f"{given.folder}/kvplan-lmcache")
