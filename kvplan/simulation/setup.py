@@ -126,6 +126,11 @@ def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Option
         _evidence("recompute cost", cost, prefill.provenance, prefill.source),
         _evidence("step limits", limits, "default", "--max-num-batched-tokens and --max-num-seqs"),
     ]
+    rules = {"forget": "free at once", "keep": "stay until their turn to go", "reuse": "stay and can be hit"}
+    told = options.output_blocks is not None
+    source = "--output-blocks" if told else f"what {plan.inputs.estimate.data.engine} does"
+    rule = rules[model.output_blocks]
+    rows.append(_evidence("full blocks of answers", rule, "configured" if told else "default", source))
     assumed = assumed_stores(plan)
     for tier, name, link in (("host", "host link", model.host_link), ("disk", "disk", model.disk_link)):
         if link is not None:
