@@ -62,7 +62,7 @@ def rates(simulation: Simulation) -> tuple[Figure, ...]:
         reading = f"Arm {most.name} sustains {show_percent(gain)} more than {simulation.arms[0].arm.name}."
     if any(bar.interval for bar in bars):
         low, high = simulation.time_low_ratio, simulation.time_high_ratio
-        reading += f" Whiskers: where the rates would be if true times were {high:.2f} or {low:.2f} times the modelled."
+        reading += f" Intervals: the rates if true times were {high:.2f} to {low:.2f} times the modelled."
     chart = Bars(title=f"requests a second with p90 TTFT within {target}", unit="per_s", bars=tuple(bars))
     words = ", ".join(f"{bar.name} {show(bar.value, 'per_s')}" for bar in bars)
     alt = f"Bars of the highest rate at which 90 % of requests have their first token within {target}: {words}."
