@@ -29,7 +29,7 @@ def watching(url: str) -> Iterator[Seen]:
     program = subprocess.Popen([*words, "--for", "1h", "--json", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     seen = Seen()
     try:
-        time.sleep(2 * EVERY_S)  # its first page is from before the first request
+        time.sleep(4 * EVERY_S)  # its first page is from before the first request, also on a busy machine
         yield seen
         time.sleep(2 * EVERY_S)  # and its last one from after the last
         program.send_signal(signal.SIGINT)
