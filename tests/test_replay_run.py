@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import samples
 from fake_server import Cache, serving
 from typer.testing import CliRunner
 
@@ -19,7 +21,7 @@ from kvplan import replay
 from kvplan.cli import app
 from kvplan.documents import LiveComparison, Replay
 from kvplan.errors import KvplanError, UsageError
-from kvplan.files import load, parse
+from kvplan.files import dump, load, parse
 
 HERE = Path(__file__).parent
 BLOCK = 32
@@ -289,3 +291,36 @@ def test_the_load_generator_is_told_the_pace(schedule: Path, tmp_path: Path) -> 
     with pytest.raises(UsageError, match="--concurrency"):
         words(replay.Load(model="m", tokenizer="t"))
     assert "16" in words(replay.Load(model="m", tokenizer="t", concurrency=1))
+
+
+def test_the_whole_way_from_a_log_to_a_graded_simulation(aiperf: str, tmp_path: Path) -> None:
+    """One log exported, simulated and replayed against a server of known cache: hits are one figure in all three."""
+    draw, paths, fresh = random.Random(4), [[0, 1]], 2
+    rows = []
+    for number in range(80):
+        path = [*draw.choice(paths[-40:])[: draw.randint(1, 6)], *range(fresh, fresh + 2)]
+        fresh += 2
+        paths.append(path)
+        length = BLOCK * (len(path) - 1) + draw.randint(1, BLOCK)
+        rows.append({"timestamp": 10 * number, "input_length": length, "output_length": 2, "hash_ids": path})
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({**one, "block_size": BLOCK}) + "\n" for one in rows))
+    (tmp_path / "plan.json").write_text(dump(samples.plan()))
+
+    def kvplan(*words: object) -> str:
+        done = CliRunner().invoke(app, list(map(str, words)))
+        assert done.exit_code == 0, (done.output, done.exception)
+        return done.stdout
+
+    schedule, simulated, runs = tmp_path / "s.jsonl", tmp_path / "simulation.json", tmp_path / "runs"
+    kvplan("replay", "export", log, "--payload", "--vocab", 999, "--model", "m", "-o", schedule)
+    size = 24
+    tokens = ("--kv-tokens", size * BLOCK, "--concurrency", 1)
+    kvplan("simulate", tmp_path / "plan.json", "--log", log, *tokens, "-o", simulated, "-q")
+    with serving(blocks=size) as (off, _), serving(blocks=10_000) as (on, _):
+        servers = ("--server-off", off, "--server-on", on, "--order", "AB", "--aiperf", aiperf)
+        kvplan("replay", "run", schedule, *servers, "-o", runs, "-q")
+    made = parse(kvplan("compare", runs, "--simulation", simulated, "--json").encode(), "stdout").data
+    hits = {grade.arm: grade for grade in made.grades if grade.what == "hit ratio"}
+    assert hits["off"].measured < hits["on"].measured - 0.05
+    assert {grade.grade for grade in hits.values()} == {"good"}
