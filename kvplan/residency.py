@@ -39,6 +39,7 @@ NOT_MODELLED = (
     "Loads at the same time do not share the drive's rate.",
     "A request that was cut is not sent again.",
 )
+HOST_MEMORY = "--host-memory"
 STALE_S = 5.0  # how late a stale count is, as a what-if
 
 
@@ -58,7 +59,7 @@ def with_host_memory(machine: Machine, host_bytes: int | None) -> Machine:
         return machine
     if machine.unified:
         raise KvplanError("--host-memory: the machine's memory is unified: its list says how much there is")
-    return replace(machine, ram_bytes=host_bytes)
+    return replace(machine, ram_bytes=host_bytes, ram_source=HOST_MEMORY)
 
 
 def share(
@@ -202,12 +203,27 @@ def _evidence(machine: Machine, log: Log) -> tuple[Evidence, ...]:
         Evidence(what="memory", value=show_bytes(machine.memory_bytes), provenance="configured", source=listed),
         Evidence(what="requests", value=f"{len(log.time_s):,}", provenance="measured", source=log.name),
     ]
+    asked = machine.ram_source == HOST_MEMORY
+    if machine.ram_bytes is not None:
+        made.append(
+            Evidence(
+                what="host memory",
+                value=show_bytes(machine.ram_bytes),
+                provenance="measured" if machine.ram_source and not asked else "configured",
+                source=machine.ram_source or listed,
+            )
+        )
     if machine.read_bytes_per_s is not None:
         given = machine.pattern_ratio is not None
         ratio = machine.pattern_ratio if machine.pattern_ratio is not None else PATTERN_RATIO[machine.pattern]
         rate = show_rate(machine.read_bytes_per_s)
         made += [
-            Evidence(what="sequential read", value=rate, provenance="configured", source=listed),
+            Evidence(
+                what="sequential read",
+                value=rate,
+                provenance="measured" if machine.read_source else "configured",
+                source=machine.read_source or listed,
+            ),
             Evidence(
                 what=f"share of it that {machine.pattern} loading reaches",
                 value=f"{ratio:g}",

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import samples
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,7 +21,7 @@ from kvplan.documents import Machine, PolicyRun, Residency, ResidencyPolicy, Res
 from kvplan.errors import KvplanError, LimitError
 from kvplan.files import dump, parse, wrap
 from kvplan.report import html, markdown, sections
-from kvplan.residency import policies, read_log, read_models, residency
+from kvplan.residency import policies, read_log, read_models, residency, with_host_memory
 from kvplan.resident.costs import cold_load_s, kv_restore_s, shared_memory, units, warm_load_s
 from kvplan.resident.measure import co_access, play
 from kvplan.resident.play import Play
@@ -448,6 +449,54 @@ def test_lists_and_logs_are_read(files: tuple[Path, Path]) -> None:
     assert list(found.time_s) == [0, 1]
     assert list(found.model) == [0, 1]
     assert list(found.service_s) == [2.5, 2]
+
+
+def of_probe(folder: Path, *more: str, links: Any = None) -> Path:
+    probe = samples.probe()
+    if links is not None:
+        probe = replace(probe, data=replace(probe.data, links=links))
+    (folder / "probe.json").write_text(dump(probe))
+    listed = folder / "models.toml"
+    listed.write_text(LIST.replace('read_rate = "4.19GB/s"\n', "\n".join(('probe = "probe.json"', *more, ""))))
+    return listed
+
+
+def test_load_time_from_a_probe(tmp_path: Path) -> None:
+    """One reader of the largest pieces, 4 MiB at depth 1: 5.9 GB/s, not the 6.8 GB/s of sixteen at once."""
+    machine, models = read_models(of_probe(tmp_path))
+    assert machine.read_bytes_per_s == 5.9e9
+    assert machine.read_source == "probe.json: /mnt/nvme, 4.00 MiB pieces"
+    assert (machine.ram_bytes, machine.ram_source) == (samples.probe().data.host.usable_memory_bytes, "probe.json")
+    assert cold_load_s(models[0], machine) == pytest.approx(100 / 5.9)
+    made = residency(machine, models, log((0, 0, 1)), TWO)
+    told = {one.what: (one.provenance, one.source) for one in made.evidence}
+    assert told["sequential read"] == ("measured", "probe.json: /mnt/nvme, 4.00 MiB pieces")
+    assert told["host memory"] == ("measured", "probe.json")
+    stated = with_host_memory(machine, 64 * GiB)
+    told = {one.what: (one.provenance, one.source) for one in residency(stated, models, log((0, 0, 1)), TWO).evidence}
+    assert told["host memory"] == ("configured", "--host-memory")
+
+
+def test_what_the_list_says_comes_before_the_probe(tmp_path: Path) -> None:
+    machine, _ = read_models(of_probe(tmp_path, 'read_rate = "1GB/s"', 'ram = "1GiB"'))
+    assert (machine.read_bytes_per_s, machine.read_source) == (1e9, None)
+    assert (machine.ram_bytes, machine.ram_source) == (GiB, None)
+
+
+def test_a_probe_that_measured_no_such_drive_or_several(tmp_path: Path) -> None:
+    links = samples.probe().data.links
+    flagged = tuple(replace(link, flags=("page-cache",)) for link in links)
+    assert read_models(of_probe(tmp_path, links=flagged))[0].read_bytes_per_s is None
+    with pytest.raises(KvplanError, match="no clean read of drive '/data'"):
+        read_models(of_probe(tmp_path, 'drive = "/data"'))
+    second = tuple(replace(link, source="disk:/data") for link in links if link.source.startswith("disk:"))
+    with pytest.raises(KvplanError, match="several drives: name one as drive: /data, /mnt/nvme"):
+        read_models(of_probe(tmp_path, links=(*links, *second)))
+    machine, _ = read_models(of_probe(tmp_path, 'drive = "/data"', links=(*links, *second)))
+    assert machine.read_source == "probe.json: /data, 4.00 MiB pieces"
+    (tmp_path / "probe.json").write_text(dump(samples.estimate()))
+    with pytest.raises(KvplanError, match=r"is a kvplan\.estimate, not a probe"):
+        read_models(tmp_path / "models.toml")
 
 
 def test_csv_reads_the_same(files: tuple[Path, Path]) -> None:

@@ -45,6 +45,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     `unified` says that both are one: models are loaded into the host memory itself, beside the KV tier and the reserve.
     `pattern_ratio` is the share of the sequential `read_bytes_per_s` that loading reaches: 0.67 through mmap, 1.0
     direct. Direct reads leave nothing in the page cache. `warm_bytes_per_s` is the rate from the page cache.
+    `read_source` and `ram_source` name the probe that measured them; None: the list says them.
     """
 
     memory_bytes: Bytes
@@ -58,6 +59,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: Bytes = 0
     kv_save_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     kv_restore_bytes_per_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    read_source: str | None = None
+    ram_source: str | None = None
 
     @property
     def models_bytes(self) -> int:

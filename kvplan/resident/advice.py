@@ -20,6 +20,7 @@ from kvplan.resident.table import Log
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 OFTEN = 0.5  # share of requests that another model's follow, from which both belong in memory
+NAMED = 4  # models that one finding names
 
 
 def _found(severity: Severity, code: str, text: str) -> Finding:
@@ -147,19 +148,29 @@ def _contexts(models: Sequence[ResidentModel], machine: Machine, log: Log, run: 
     for model, tokens in zip(log.model, log.context_tokens, strict=True):
         if tokens > longest[model]:
             longest[model] = tokens
+    unknown, saved = [], []
     for facts, tokens in zip(models, longest, strict=True):
         if not tokens:
             continue
         if facts.prefill_tokens_per_s is None:
-            text = f"What re-prefilling costs {facts.name} is not counted: its prefill_tokens_per_s is not given."
-            yield _found("warning", "prefill-unknown", text)
+            unknown.append(facts.name)
         elif facts.kv_bytes_per_token and machine.kv_restore_bytes_per_s and run.policy.kv_on_swap == "lost":
             again = tokens / facts.prefill_tokens_per_s
             back = kv_restore_s(tokens, facts.kv_bytes_per_token, machine.kv_restore_bytes_per_s)
             if back < again:
                 size = show_bytes(tokens * facts.kv_bytes_per_token)
-                text = (
-                    f"Save the KV cache of {facts.name} before a swap: {show_tokens(tokens)} tokens are {size}, read "
-                    f"back in {show_duration(back)}, against {show_duration(again)} of prefill."
+                saved.append(
+                    f"{show_tokens(tokens)} tokens of {facts.name} are {size}, read back in {show_duration(back)}, "
+                    f"against {show_duration(again)} of prefill"
                 )
-                yield _found("info", "save-kv", text)
+    if unknown:
+        text = f"What re-prefilling costs {_named(unknown)} is not counted: no prefill_tokens_per_s is given."
+        yield _found("warning", "prefill-unknown", text)
+    if saved:
+        yield _found("info", "save-kv", f"Save the KV cache before a swap: {_named(saved, '; ')}.")
+
+
+def _named(items: Sequence[str], between: str = ", ") -> str:
+    """The first of them, and how many more there are."""
+    more = f"{between}and {len(items) - NAMED:,} more" if len(items) > NAMED else ""
+    return between.join(items[:NAMED]) + more

@@ -19,6 +19,7 @@ import msgspec
 from kvplan.documents import Document, Estimate, Machine, ResidentModel
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import load, reason
+from kvplan.resident.drive import probed
 from kvplan.resident.table import Log
 from kvplan.units import parse_duration, parse_rate, parse_size
 
@@ -28,6 +29,8 @@ _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 class _Machine(msgspec.Struct, forbid_unknown_fields=True):
     memory: str
     unified: bool = False
+    probe: str | None = None
+    drive: str | None = None
     read_rate: str | None = None
     pattern: str = "mmap"
     pattern_ratio: float | None = None
@@ -116,14 +119,19 @@ def _machine(path: Path, given: _Machine) -> Machine:
         raise KvplanError(f"{path}: [machine] pattern_ratio = {given.pattern_ratio}: write a share above 0 and up to 1")
     if given.unified and given.ram is not None:
         raise KvplanError(f"{path}: [machine] ram: unified memory is the host's: leave ram out, memory says it")
+    found = None if given.probe is None else probed(path.parent / given.probe, given.drive)
+    by_probe = found is not None and rates["read_rate"] is None and found.read_bytes_per_s is not None
+    ram_by_probe = found is not None and sizes["ram"] is None and not given.unified
     return Machine(
         memory_bytes=sizes["memory"],
         unified=given.unified,
-        read_bytes_per_s=rates["read_rate"],
+        read_source=f"{found.source}: {found.cell}" if found and by_probe else None,
+        ram_source=found.source if found and ram_by_probe else None,
+        read_bytes_per_s=found.read_bytes_per_s if found and by_probe else rates["read_rate"],
         pattern="mmap" if given.pattern == "mmap" else "direct",
         pattern_ratio=given.pattern_ratio,
         warm_bytes_per_s=rates["warm_rate"],
-        ram_bytes=sizes["ram"],
+        ram_bytes=found.ram_bytes if found and ram_by_probe else sizes["ram"],
         host_kv_bytes=more["host_kv"] or 0,
         reserved_bytes=more["reserved"] or 0,
         kv_save_bytes_per_s=rates["kv_save_rate"],
