@@ -23,7 +23,10 @@ from kvplan.estimate import estimate
 from kvplan.logs import read
 from kvplan.model import load_model
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+if not BENCHMARKS.is_dir():
+    pytest.skip("the benchmarks are not here: a source package leaves them out", allow_module_level=True)
+sys.path.insert(0, str(BENCHMARKS))
 
 from live import client, metrics, models, predict, router, schedule, server
 
