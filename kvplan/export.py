@@ -9,9 +9,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from kvplan.documents import ConfigCheck, Document, Export, Finding, Host, Plan, Probe
+from msgspec import structs
+
+from kvplan.documents import ConfigCheck, Document, Export, Finding, Host, Plan, Probe, Residency
 from kvplan.engines import configs
-from kvplan.engines.configs.common import Asked, Given, Reading, finding, taken
+from kvplan.engines.configs import llamacpp
+from kvplan.engines.configs.common import Asked, Given, Reading, finding, part, taken
 from kvplan.engines.configs.conditions import DISK_PERCENT, SHM_SPARE
 from kvplan.engines.configs.given import given, keeps_latent
 from kvplan.engines.configs.source import Source
@@ -22,15 +25,16 @@ from kvplan.units import show_bytes
 SYSTEMS = tuple(name for name, row in configs.SYSTEMS.items() if row.written is not None)
 
 
-def export(plan: Plan, system: str, in_kubernetes: bool = False) -> Export:
+def export(plan: Plan, system: str, in_kubernetes: bool = False, host: Probe | None = None) -> Export:
     """A plan's tiers as `system` is told them, with every condition that was checked.
 
-    Raises LimitError with the reason where the system cannot do what the plan asks, KvplanError for a plan of an
-    earlier kvplan, which does not say enough.
+    `host` is a newer probe of the host that they are for; otherwise its room is what the plan's own probe found. Raises
+    LimitError with the reason where the system cannot do what the plan asks, KvplanError for a plan of an earlier
+    kvplan, which does not say enough.
     """
-    row, wanted = configs.system(system), _given(plan)
-    differs = tuple(_other_engine(plan, row))
-    if differs:  # an engine's memory fraction is a fraction of something else in the next
+    row, wanted = configs.system(system), _given(plan, host)
+    differs = tuple(_other_rules(plan, row))
+    if any(one.code == "other-engine" for one in differs):  # a memory fraction is of something else in each engine
         wanted = replace(wanted, utilization=profile(row.engines[0]).utilization)
     made = configs.emit(row, wanted, in_kubernetes)
     return Export(
@@ -46,24 +50,53 @@ def export(plan: Plan, system: str, in_kubernetes: bool = False) -> Export:
     )
 
 
-def _given(plan: Plan) -> Given:
+def export_residency(residency: Residency) -> Export:
+    """The router's preset and command of several models on one machine, as their own page has them."""
+    preset, command = "llama.cpp router, models.ini", "llama.cpp router, command"
+    text = (
+        "every loaded model's server keeps a prompt cache of up to 8 GiB of host memory beside what is counted here: "
+        "set cache-ram (MiB, 0 for none) in its section"
+    )
+    return Export(
+        system="llama.cpp-router",
+        floor=llamacpp.ROUTER_FLOOR,
+        parts=(
+            part(llamacpp.PRESET, "ini", residency.config[preset]),
+            part(llamacpp.ROUTER, "shell", residency.config[command]),
+        ),
+        knobs=(),
+        host_bytes=0,
+        disk_bytes=0,
+        host_taken_bytes=None,
+        disk_taken_bytes=0,
+        findings=(finding("warning", "one-cache-a-model", text),),
+    )
+
+
+def _given(plan: Plan, host: Probe | None = None) -> Given:
     if plan.settings is None:
-        raise KvplanError(
-            "the plan was made by an earlier kvplan and does not say its engine's settings: make it again"
-        )
+        raise KvplanError("the plan is of an earlier kvplan, which did not keep its engine's settings: make it again")
     inputs = plan.inputs
     probe = inputs.probe.data if inputs.probe else None
-    return given(plan.settings, inputs.estimate.data, plan.policy, plan.budgets, probe)
+    settings = plan.settings if host is None else structs.replace(plan.settings, host_known=True)
+    return given(settings, inputs.estimate.data, plan.policy, plan.budgets, host or probe)
 
 
-def _other_engine(plan: Plan, row: configs.System) -> Iterator[Finding]:
-    planned = plan.settings.engine if plan.settings else ""
+def _other_rules(plan: Plan, row: configs.System) -> Iterator[Finding]:
+    """Whether the plan was made by the rules of another engine, or of another layer in it."""
+    planned, layer = (plan.settings.engine, plan.settings.offload) if plan.settings else ("", "")
     if row.engines and planned not in row.engines:
         text = (
             f"the plan was made for {planned}, and {row.title} lays the cache out in its own way: make estimate and "
-            f"the plan with --engine {row.engines[0]}, these are the same bytes and not the same tokens"
+            f"plan with --engine {row.engines[0]}, these are the same bytes and not the same tokens"
         )
         yield finding("warning", "other-engine", text)
+    elif row.layer != layer:
+        text = (
+            f"the plan was made with --offload {layer}, and {row.title} has other chunks and keeps another share of "
+            f"its pool filled: plan with --offload {row.layer}"
+        )
+        yield finding("warning", "other-layer", text)
 
 
 def check(

@@ -501,6 +501,36 @@ def test_a_plan_for_another_engine_says_so_and_takes_that_engines_memory_fractio
     assert "--mem-fraction-static 0.88" in made.parts[0].text
 
 
+def test_a_plan_made_by_the_rules_of_another_layer_says_so() -> None:
+    plan = samples.plan().data
+    assert codes(export(plan, "lmcache-server"))["other-layer"] == "warning"
+    assert "other-layer" not in codes(export(plan, "vllm"))
+    layered = records.replace(plan, settings=records.replace(plan.settings, offload="lmcache"))
+    assert "other-layer" not in codes(export(layered, "lmcache"))
+    assert "other-layer" not in codes(export(layered, "production-stack"))
+
+
+def test_room_is_that_of_a_newer_probe_where_one_is_given() -> None:
+    plan, probe = samples.plan().data, samples.probe().data
+    assert codes(export(plan, "vllm"))["shm-room"] == "info"
+    small = records.replace(probe, host=records.replace(probe.host, shm_free_bytes=64 * MiB))
+    assert codes(export(plan, "vllm", host=small))["shm-room"] == "error"
+
+
+def test_several_models_on_one_machine_go_to_the_router(tmp_path: Path) -> None:
+    (tmp_path / "models.toml").write_text(
+        '[machine]\nmemory = "64GiB"\nread_rate = "2GB/s"\n\n[[model]]\nname = "a"\nweights = "20GiB"\n'
+    )
+    (tmp_path / "log.jsonl").write_text('{"time": 0, "model": "a", "service_s": 1}\n')
+    assert run("residency", "models.toml", "log.jsonl", "-q", "-o", "r.json", folder=tmp_path).returncode == 0
+    done = run("export", "r.json", "--for", "llama.cpp-router", "-o", "preset.ini", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "[a]" in (tmp_path / "preset.ini").read_text()
+    assert "--models-preset preset.ini" in (tmp_path / "llama-router.sh").read_text()
+    assert "8 GiB" in done.stderr
+    assert run("export", "r.json", "--for", "vllm", folder=tmp_path).returncode == 2
+
+
 def test_an_old_plan_without_settings_is_refused() -> None:
     old = records.replace(samples.plan().data, settings=None)
     with pytest.raises(KvplanError, match="make it again"):

@@ -12,7 +12,7 @@ from kvplan.commands.options import Json, Output, Quiet
 from kvplan.errors import KvplanError, UsageError
 
 if TYPE_CHECKING:
-    from kvplan.documents import ConfigCheck, Document, Export, Plan
+    from kvplan.documents import ConfigCheck, Document, Export, Plan, Probe, Residency
 
 System = Annotated[
     str | None,
@@ -29,7 +29,9 @@ Kubernetes = Annotated[bool, typer.Option("--kubernetes", help="A manifest: requ
 
 
 def export(
-    plan: Annotated[Path | None, typer.Argument(metavar="[PLAN]", help="A plan document.", show_default=False)] = None,
+    plan: Annotated[
+        Path | None, typer.Argument(metavar="[PLAN]", help="A plan, or a residency.", show_default=False)
+    ] = None,
     system: System = None,
     kubernetes: Kubernetes = False,
     checked: Checked = None,
@@ -53,13 +55,18 @@ def export(
     if checked is not None:
         _check(checked, system, against, ranks, as_json, output, quiet)
         return
-    if against is not None or ranks is not None:
-        raise UsageError("--against and --ranks belong to --check")
+    if ranks is not None:
+        raise UsageError("--ranks belongs to --check")
     from kvplan.commands.plan import pick
     from kvplan.files import load
 
     assert plan is not None
-    give(pick([load(plan)], "plan", True), system, kubernetes, as_json, output, quiet)
+    host = pick([load(against)], "probe", True) if against else None
+    document = load(plan)
+    if document.kind == "kvplan.residency":
+        give_residency(document, system, as_json, output, quiet)
+        return
+    give(pick([document], "plan", True), system, kubernetes, as_json, output, quiet, host)
 
 
 def _text(path: Path) -> str:
@@ -94,16 +101,37 @@ def _check(
 
 
 def give(
-    plan: Document[Plan], system: str | None, kubernetes: bool, as_json: bool, output: Path | None, quiet: bool
+    plan: Document[Plan],
+    system: str | None,
+    kubernetes: bool,
+    as_json: bool,
+    output: Path | None,
+    quiet: bool,
+    host: Document[Probe] | None = None,
 ) -> None:
     """Print a plan's configuration, or write it: to `output`, and what belongs to it beside it."""
-    from kvplan.console import note
     from kvplan.export import SYSTEMS, export
-    from kvplan.files import dump, wrap
 
     if system is None:
         raise UsageError(f"--for is missing: {', '.join(SYSTEMS)}")
-    made = export(plan.data, system, kubernetes)
+    _answer(export(plan.data, system, kubernetes, host.data if host else None), as_json, output, quiet)
+
+
+def give_residency(
+    document: Document[Residency], system: str | None, as_json: bool, output: Path | None, quiet: bool
+) -> None:
+    """Print or write what the router is given for several models."""
+    from kvplan.export import export_residency
+
+    if system != "llama.cpp-router":
+        raise UsageError("several models on one machine go to --for llama.cpp-router alone")
+    _answer(export_residency(document.data), as_json, output, quiet)
+
+
+def _answer(made: Export, as_json: bool, output: Path | None, quiet: bool) -> None:
+    from kvplan.console import note
+    from kvplan.files import dump, wrap
+
     if output is not None:
         _write(made, output, quiet)
     if as_json:

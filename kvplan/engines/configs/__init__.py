@@ -33,8 +33,9 @@ _OVER_HOST: tuple[Tiers, ...] = ("host", "host+disk")
 class System:
     """One system as kvplan configures it. `tiers` are those it can be given, `why` says what else it lacks.
 
-    `salt`: whether its tiers keep requests of different tenants apart; `engines` are those it runs in. `kubernetes`:
-    whether a manifest can be written. `written` is None where a file of this kind can only be read.
+    `salt`: whether its tiers keep requests of different tenants apart; `engines` are those it runs in, `layer` the
+    offload layer whose planning rules are its own. `kubernetes`: whether a manifest can be written. `written` is None
+    where a file of this kind can only be read.
     """
 
     name: str
@@ -46,6 +47,7 @@ class System:
     written: Callable[[Given], Emission] | None
     read: Callable[[Source, Asked], Reading]
     looks: Callable[[Source], bool]
+    layer: str = "native"
     kubernetes: bool = False
 
 
@@ -180,7 +182,14 @@ SYSTEMS: dict[str, System] = {
             read=kubernetes.read,
             looks=_manifest,
         ),
-        _row("production-stack", "production-stack", production_stack, ("servingEngineSpec",), why=_NEEDS_HOST),
+        _row(
+            "production-stack",
+            "production-stack",
+            production_stack,
+            ("servingEngineSpec",),
+            why=_NEEDS_HOST,
+            layer="lmcache",
+        ),
         _row(
             "mooncake-store",
             "Mooncake Store",
@@ -205,6 +214,7 @@ SYSTEMS: dict[str, System] = {
             _SERVER_WORDS,
             salt="kept",
             why=_NEEDS_HOST,
+            layer="lmcache-server",
             kubernetes=True,
         ),
         _row(
@@ -213,6 +223,7 @@ SYSTEMS: dict[str, System] = {
             lmcache,
             ("max_local_cpu_size", "max_local_disk_size", "LMCACHE_"),
             why=_NEEDS_HOST,
+            layer="lmcache",
             kubernetes=True,
         ),
         _of_vllm("vllm", "vLLM", _ANY, "", vllm.emit),
