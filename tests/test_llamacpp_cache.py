@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import takewhile
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.engines.llamacpp_cache import CELL_BYTES, CacheRules, PromptCache, cached_tokens
@@ -157,6 +157,7 @@ class Tokens:
 PATHS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=5), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(
     PATHS,
     st.integers(0, 3),
