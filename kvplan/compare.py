@@ -65,7 +65,7 @@ def compare(
     pairs = _warm(summary.completed(pairs), options.skip)
     measured = tuple(_measured(run, pairs, row) for row, run in enumerate(runs))
     off, on = (summary.arm(name, measured, pairs, runs) for name in ("off", "on"))
-    change = _paired(pairs, runs, options)
+    change = _paired(pairs, runs, options, given.in_turn)
     replay = given.replays[0] if given.replays else None
     graded: tuple[Grade, ...] = ()
     if simulation is not None:
@@ -74,7 +74,7 @@ def compare(
         graded = grades(simulation[1], off, on, len(pairs.sessions), options.simulated_arm)
     return LiveComparison(
         schedule=replay.schedule if replay else None,
-        order="".join("A" if run.arm == "off" else "B" for run in runs),
+        order="".join("A" if run.arm == "off" else "B" for run in runs) if given.in_turn else "",
         runs=measured,
         off=off,
         on=on,
@@ -111,7 +111,7 @@ def _measured(run: Run, pairs: Pairs, row: int) -> MeasuredRun:
     return summary.run(run, pairs, row, ratio, source, checks.lag_p99_s(run))
 
 
-def _paired(pairs: Pairs, runs: Sequence[Run], options: Options) -> Paired:
+def _paired(pairs: Pairs, runs: Sequence[Run], options: Options, in_turn: bool) -> Paired:
     session = pairs.session_numbers if options.resample == "session" else np.arange(len(pairs.sessions))
     draws = Resampler(session=session, resamples=options.resamples, seed=options.seed)
     if draws.sessions < 2:
@@ -135,7 +135,7 @@ def _paired(pairs: Pairs, runs: Sequence[Run], options: Options) -> Paired:
         latency_change_s=draws.mean(latency[1] - latency[0]),
         cached_tokens_change=draws.mean(cached[1] - cached[0]) if told_cached else None,
         faster_ratio=float((on < off).mean()),
-        drift_s=summary.drift_s(pairs, runs),
+        drift_s=summary.drift_s(pairs, runs) if in_turn else None,
     )
 
 

@@ -29,6 +29,7 @@ from kvplan.files import dump, load, parse, wrap
 
 RESULTS = Path(__file__).parent / "results"
 LOOSE = Options(resamples=200)
+MINUTES = itertools.count()
 Row = dict[str, Any]
 
 
@@ -39,8 +40,9 @@ def row(session: str, turn: int = 0, ttft_ms: float = 100.0, **other: Any) -> Ro
 
 
 def aiperf(folder: Path, rows: Sequence[Row], lag_ms: float | None = 1.0) -> Path:
-    """A folder as AIPerf leaves it."""
+    """A folder as AIPerf leaves it, of a run a minute after the one that was made before."""
     folder.mkdir(parents=True)
+    begun = 1_800_000_000_000_000_000 + next(MINUTES) * 60_000_000_000
     lines = []
     for number, one in enumerate(rows):
         metrics = {
@@ -52,7 +54,7 @@ def aiperf(folder: Path, rows: Sequence[Row], lag_ms: float | None = 1.0) -> Pat
         }
         if one["cached"] is not None:
             metrics["usage_prompt_cache_read_tokens"] = {"value": one["cached"], "unit": "tokens"}
-        start = int(one["start"] * 1e6)
+        start = begun + int(one["start"] * 1e6)
         metadata = {
             "session_num": one.get("number", number),
             "conversation_id": one["session"],
@@ -241,6 +243,17 @@ def test_repeated_runs_are_averaged_by_request(tmp_path: Path) -> None:
     assert (made.off.runs, made.order) == (2, "AABB")
     assert made.off.ttft.mean == pytest.approx(0.1195)
     assert [point.ttft_off_s for point in made.points][:2] == pytest.approx([0.110, 0.111])
+
+
+def test_the_order_of_runs_is_that_of_their_times(tmp_path: Path) -> None:
+    rows = [row(f"s{n}") for n in range(4)]
+    for name in ("on/1", "off/1", "off/2", "on/2"):
+        aiperf(tmp_path / name, rows)
+    assert compare([tmp_path / "off", tmp_path / "on"], LOOSE).order == "BAAB"
+    apart = [vllm_bench(tmp_path / f"{name}.json", rows) for name in ("off", "on")]
+    silent = compare(apart, LOOSE)  # vLLM's times count from when its machine was started
+    assert (silent.order, silent.paired.drift_s) == ("", None)
+    assert "unknown" in report.markdown(report.sections(wrap(silent)), "files")[0]
 
 
 def test_a_warm_up_is_left_out(tmp_path: Path) -> None:

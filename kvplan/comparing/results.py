@@ -18,6 +18,7 @@ from kvplan.files import load, reason
 
 MANIFEST = "replay.json"
 YEAR_S, MOST_TOKENS = 3.2e7, 1e9
+UNIX_S = 1e9  # seconds since 1970 are more than that, and seconds since a start are not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,10 +39,11 @@ FORMATS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """All runs, in the order they were made where that is known, and the manifests they came with."""
+    """All runs, in the order they were made where that is `in_turn`, and the manifests they came with."""
 
     runs: tuple[Run, ...]
     replays: tuple[Replay, ...]
+    in_turn: bool = True
 
 
 def loaded(paths: Sequence[Path]) -> Loaded:
@@ -54,9 +56,12 @@ def loaded(paths: Sequence[Path]) -> Loaded:
     if len(paths) != 2:
         raise UsageError(f"{len(paths)} results given: name off and on, or one folder of `kvplan replay run`")
     both = [_arm(path, arm) for path, arm in zip(paths, ("off", "on"), strict=True)]
-    return Loaded(
-        runs=tuple(run for one in both for run in one.runs), replays=tuple(r for one in both for r in one.replays)
-    )
+    runs = [run for one in both for run in one.runs]
+    begun = [min((record.start_s for record in run.result.records), default=0.0) for run in runs]
+    in_turn = all(moment > UNIX_S for moment in begun)  # else each file counts from a moment of its own
+    if in_turn:
+        runs = [run for _, run in sorted(zip(begun, runs, strict=True), key=lambda pair: pair[0])]
+    return Loaded(runs=tuple(runs), replays=tuple(r for one in both for r in one.replays), in_turn=in_turn)
 
 
 def _manifest(path: Path) -> Path | None:

@@ -105,7 +105,7 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     `ttft_change_s` is the mean of on less off; `ttft_median_change_s` the median; `ttft_change_ratio` the change of the
     mean relative to off; `latency_change_s` of the whole answer. `cached_tokens_change` is a request's mean, None where
     answers do not say. `faster_ratio` is the share of requests with an earlier first token. `drift_s` is the mean
-    change from the first to the last run of one arm: what time alone did; None for single runs.
+    change from the first to the last run of one arm: what time alone did; None for single runs or an unknown order.
     """
 
     requests: Count
@@ -152,6 +152,7 @@ class Grade(msgspec.Struct, frozen=True, kw_only=True):
 class LiveComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Offload off against on as measured on a live server, and how a simulation of it fared.
 
+    `order` has A for a run of off and B for one of on, as they were made; empty where results do not tell when.
     `skipped` first requests of each run were left out, as a warm-up.
     """
 

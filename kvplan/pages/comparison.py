@@ -150,7 +150,7 @@ def _run(number: int, run: MeasuredRun) -> tuple[str, ...]:
 def _method(data: LiveComparison) -> Section:
     change, schedule = data.paired, data.schedule
     facts = [
-        Fact(label="order", value=data.order, note="A is off, B is on"),
+        Fact(label="order", value=data.order or parts.UNKNOWN, note="A is off, B is on"),
         Fact(label="load generator", value=data.runs[0].generator),
         Fact(
             label="drawn", value=f"{change.sessions:,} sessions", note=f"{change.resamples:,} times, seed {change.seed}"
