@@ -91,20 +91,26 @@ def read(
         sink=sink,
         progress=progress,
     )
+    files = _files(paths, format, options, skip_bad)
+    progress("checking the block ids")
+    return _table(files, tenant_by, streamed=sink is not None)
+
+
+def _files(paths: Sequence[Path | str], format: str | None, options: Options, skip_bad: int) -> list[_File]:
+    """Each file as its format's reader gives it."""
     files: list[_File] = []
     for path in paths:
-        lines = Lines(path, skip_bad - sum(file.lines.skipped for file in files), progress)
+        lines = Lines(path, skip_bad - sum(file.lines.skipped for file in files), options.progress)
         with contextlib.closing(lines):
             _open(lines)
             family = _named(format) if format else _detected(lines, options)
-            if sink is not None and (skip_bad or not family.streams):
+            if options.sink is not None and (skip_bad or not family.streams):
                 _refuse_to_stream(lines, family, skip_bad)
             rows = family.read(lines, options)
         if not rows.line.size:
             raise KvplanError(f"{lines.name}: no requests in it")
         files.append(_File(lines=lines, rows=rows, format=family.name, detected=format is None))
-    progress("checking the block ids")
-    return _table(files, tenant_by, streamed=sink is not None)
+    return files
 
 
 def anonymize(requests: Requests, path: Path, progress: Progress = silent) -> None:

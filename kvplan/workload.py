@@ -14,27 +14,28 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from kvplan import reuse
-from kvplan.documents import Finding, HitRates, Requests, Sampling, ServiceModel, Tenant, Workload
+from kvplan.documents import Finding, Requests, Sampling, ServiceModel, Workload
 from kvplan.errors import KvplanError, UsageError
-from kvplan.profiling import buckets, drift, hitcurve, large, policies, ray_profile, sharing, timeline, whatif
+from kvplan.profiling import (
+    buckets,
+    ceilings,
+    drift,
+    hitcurve,
+    large,
+    policies,
+    ray_profile,
+    remarks,
+    sharing,
+    timeline,
+    whatif,
+)
 from kvplan.profiling.comparison import compared
 from kvplan.progress import Progress, silent
-from kvplan.units import show_duration, show_percent
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 _LOAD_WINDOW_S = 300.0
-_MOST_TENANTS = 100
-_WORTH_SAYING = 0.01
-_NOT_HELD = Finding(
-    severity="info",
-    code="blocks-not-held",
-    text=(
-        "The log's blocks were not held in memory: what needs them all at once (tenants, shared prefixes, other "
-        "policies, replicas) is left out. The curve and all other figures are exact."
-    ),
-)
 _QUICK = 40_000_000  # block references that the optimal policy may play unasked: some seconds
 
 
@@ -72,11 +73,9 @@ def profile(
     alive = runs if ttl_s is None else runs.where(gap_s <= ttl_s)
     grid = hitcurve.grid(reuse.unique_blocks(requests), asked)
     held = requests.unique is None  # the log's blocks are in memory
-    tenants = _tenants(runs, requests, tokens) if held else ()
+    tenants = ceilings.tenants(runs, requests, tokens) if held else ()
     times, held_by = _times(runs, requests, ttl_s, service) if timed else ({}, None)
-    if timed:
-        times["reuse_intervals"] = timeline.intervals(gap_s, tokens, ttl_s)
-        times["working_set"] = timeline.working_sets(runs, requests, ttl_s)
+    times |= {"reuse_intervals": timeline.intervals(gap_s, tokens, ttl_s)} if timed else {}
     core = Workload(
         sources=requests.sources,
         curve=hitcurve.points(alive, requests, grid),
@@ -90,19 +89,18 @@ def profile(
         **_starts(runs, alive, requests, grid, measure_from),
     )
     progress("measuring what-ifs")
-    extras = _what_ifs_of_runs(runs, requests, tiers)
-    played: dict[str, Any] = {}
-    said = [_NOT_HELD]
+    extras, said = _what_ifs_of_runs(runs, requests, tiers), [remarks.NOT_HELD]
     if held:
         extras |= _what_ifs(runs, requests, asked, replicas)
         played, said = _policies(runs, requests, hitcurve.handful(requests, asked), other_policies, progress)
+        extras |= played
     findings = (
         *requests.findings,
-        *_about_time(requests, held_by, int(tokens[gap_s == 0].sum()), core.input_tokens, ttl_s),
-        *_about_blocks(requests, asked, tenants),
+        *remarks.about_time(requests, held_by, int(tokens[gap_s == 0].sum()), core.input_tokens, ttl_s),
+        *remarks.about_blocks(requests, asked, tenants),
         *said,
     )
-    return replace(core, **times, **extras, **played, findings=findings)
+    return replace(core, **times, **extras, findings=findings)
 
 
 def _load_only(requests: Requests, timed: bool, service: ServiceModel | None) -> Workload:
@@ -155,7 +153,7 @@ def _without_reuse(requests: Requests, timed: bool, service: ServiceModel | None
     findings = (
         why,
         *requests.findings,
-        *_about_time(requests, held_by, 0, core.input_tokens, None),
+        *remarks.about_time(requests, held_by, 0, core.input_tokens, None),
     )
     return replace(core, **times, findings=findings)
 
@@ -184,9 +182,9 @@ def _totals(runs: reuse.Runs, requests: Requests, timed: bool) -> dict[str, Any]
         "novel_tokens": novel_tokens,
         "block_references": int(requests.offsets[-1]),
         "unique_blocks": reuse.unique_blocks(requests),
-        "ceiling_hit_ratio": _ratio(ceiling.hit_tokens, input_tokens),
-        "engine_hit_ratio": _ratio(_engine_hit_tokens(runs, requests), input_tokens),
-        "one_off_tokens_ratio": 1 - _ratio(_reused_novel_tokens(runs, requests), novel_tokens),
+        "ceiling_hit_ratio": ceilings.ratio(ceiling.hit_tokens, input_tokens),
+        "engine_hit_ratio": ceilings.ratio(ceilings.engine_hit_tokens(runs, requests), input_tokens),
+        "one_off_tokens_ratio": 1 - ceilings.ratio(ceilings.reused_novel_tokens(runs, requests), novel_tokens),
         "reused_prefix_lengths": ceiling.prefixes,
     }
 
@@ -278,6 +276,7 @@ def _times(
         "load_window_s": window_s if requests.hashed else None,
         "load": timeline.load(runs, requests, steps, window_s),
         "arrivals": timeline.by_hour(requests),
+        "working_set": timeline.working_sets(runs, requests, ttl_s) if requests.hashed else (),
     }
     return fields, held_by
 
@@ -286,31 +285,10 @@ def _starts(runs: reuse.Runs, alive: reuse.Runs, requests: Requests, grid: Ints,
     """Cold and warm figures side by side: all requests, and the later ones of a cache that the earlier warmed."""
     first = int(measure_from * len(requests.input_tokens))
     return {
-        "cold": hit_rates(runs, requests, 0),
-        "warm": hit_rates(runs, requests, first),
+        "cold": ceilings.hit_rates(runs, requests, 0),
+        "warm": ceilings.hit_rates(runs, requests, first),
         "warm_curve": whatif.curve(alive.where(alive.request >= first), requests, grid.tolist(), first),
     }
-
-
-def hit_rates(runs: reuse.Runs, requests: Requests, first: int) -> HitRates:
-    """The infinite cache's hits of the requests from `first` on, by token, by block and by request."""
-    depths = reuse.hit_depths(runs, requests)[first:]
-    references = int(np.diff(requests.offsets)[first:].sum())
-    covered = reuse.covered_tokens(requests)[first:]
-    tokens = int(np.minimum(depths * requests.block_tokens, covered).sum())
-    whole, blocks, any_hit = int(requests.input_tokens[first:].sum()), int(depths.sum()), int((depths > 0).sum())
-    return HitRates(
-        measured_from=first,
-        requests=depths.size,
-        block_references=references,
-        input_tokens=whole,
-        hit_requests=any_hit,
-        hit_blocks=blocks,
-        hit_tokens=tokens,
-        token_hit_ratio=_ratio(tokens, whole),
-        block_hit_ratio=_ratio(blocks, references),
-        request_any_hit_ratio=_ratio(any_hit, depths.size),
-    )
 
 
 def _what_ifs_of_runs(runs: reuse.Runs, requests: Requests, tiers: Sequence[int]) -> dict[str, Any]:
@@ -335,9 +313,9 @@ def _what_ifs(runs: reuse.Runs, requests: Requests, asked: Sequence[int], replic
         "top_prefixes": sharing.top_prefixes(runs, requests, references),
         "hot_set": sharing.hot_set(references),
         "without_one_off": whatif.without_one_off(requests, references, some),
-        "prompt_end_hit_ratio": _ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
-        "decoded_ceiling_hit_ratio": None if more is None else _ratio(hits + more, whole),
-        "decoded_hit_ratio": None if rendered is None else _ratio(rendered, whole),
+        "prompt_end_hit_ratio": ceilings.ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
+        "decoded_ceiling_hit_ratio": None if more is None else ceilings.ratio(hits + more, whole),
+        "decoded_hit_ratio": None if rendered is None else ceilings.ratio(rendered, whole),
         "replicas": whatif.replicas(requests, replicas, some) if replicas is not None else (),
     }
 
@@ -381,93 +359,3 @@ def _refuse_nonsense(
         raise KvplanError("--ttl needs time stamps, and this log has none")
     if float(np.square(requests.input_tokens.astype(np.float64)).sum()) >= 2**63:
         raise KvplanError("the squares of this log's prompt lengths do not add up in 64 bits: split the log by time")
-
-
-def _ratio(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
-
-
-def _engine_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
-    """Hits under an engine's rule: full blocks only, and the last token of a prompt is always computed."""
-    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
-    return int(np.minimum(reuse.hit_depths(runs, requests), usable).sum()) * requests.block_tokens
-
-
-def _reused_novel_tokens(runs: reuse.Runs, requests: Requests) -> int:
-    """Tokens that were reused at least once, each counted once: where a run reaches what its toucher brought in.
-
-    Where one id names blocks of two sizes, at most what the toucher brought in: more of it nobody stored.
-    """
-    created_from = reuse.hit_depths(runs, requests)[runs.toucher]
-    whole = reuse.covered_tokens(requests)
-    covered = np.minimum(whole[runs.request], whole[runs.toucher])
-    first = np.maximum(runs.depth, created_from) * requests.block_tokens
-    end = np.minimum((runs.depth + runs.length) * requests.block_tokens, covered)
-    return int(np.maximum(end - first, 0).sum())
-
-
-def _tenants(runs: reuse.Runs, requests: Requests, tokens: Ints) -> tuple[Tenant, ...]:
-    """Each tenant's hits in a shared infinite cache and in one of its own, largest first."""
-    if not requests.tenants:
-        return ()
-    names = ("(none)", *requests.tenants)
-    tenant = np.asarray(requests.tenant, np.int64) + 1
-    depths = reuse.hit_depths_within(requests, tenant)
-    alone = np.minimum(depths * requests.block_tokens, reuse.covered_tokens(requests))
-    hits = np.zeros(tenant.size, np.int64)
-    np.add.at(hits, runs.request, tokens)
-    columns = (np.ones(tenant.size, np.int64), requests.input_tokens, hits, alone)
-    sums = np.zeros((4, len(names)), np.int64)
-    for row, column in zip(sums, columns, strict=True):
-        np.add.at(row, tenant, column)
-    order = [i for i in np.argsort(-sums[1], kind="stable").tolist() if sums[0, i]]
-    rows = [(names[i], *sums[:, i].tolist()) for i in order[:_MOST_TENANTS]]
-    if rest := order[_MOST_TENANTS:]:
-        rows.append((f"({len(rest)} others)", *sums[:, rest].sum(axis=1).tolist()))
-    return tuple(
-        Tenant(tenant=name, requests=count, input_tokens=total, hit_tokens=hit, isolated_hit_tokens=own)
-        for name, count, total, hit, own in rows
-    )
-
-
-def _about_time(
-    requests: Requests, held_by: ServiceModel | None, same_moment: int, input_tokens: int, ttl_s: float | None
-) -> list[Finding]:
-    findings = []
-    if ttl_s is not None:
-        text = f"The curve is that of an LRU cache that drops what was not used for {show_duration(ttl_s)}."
-        findings.append(Finding(severity="info", code="ttl", text=text))
-    if held_by is not None and held_by.provenance != "measured":
-        text = (
-            "The log does not say how long requests ran: tokens in flight follow from "
-            f"{held_by.prefill_tokens_per_s or 0:,.0f} prefill tokens/s and "
-            f"{show_duration(held_by.decode_s_per_token or 0)} a decoded token ({held_by.provenance})."
-        )
-        findings.append(Finding(severity="warning", code="service-assumed", text=text))
-    if same_moment > _WORTH_SAYING * input_tokens:
-        text = (
-            f"{show_percent(same_moment / input_tokens)} of the input tokens repeat those of a request with the same "
-            "time stamp: a server reuses them only if the first is computed before the second starts."
-        )
-        findings.append(Finding(severity="warning", code="same-moment", text=text))
-    if not requests.output_tokens.any():
-        text = "The log has no output lengths: tokens in flight and decode time leave them out."
-        findings.append(Finding(severity="warning", code="no-output-lengths", text=text))
-    return findings
-
-
-def _about_blocks(requests: Requests, asked: Sequence[int], tenants: Sequence[Tenant]) -> list[Finding]:
-    findings = []
-    longest = int(np.diff(requests.offsets).max(initial=0))
-    if small := [capacity for capacity in asked if capacity < longest]:
-        text = (
-            f"The longest request has {longest:,} blocks, more than a cache of {max(small):,}: whether a server "
-            "admits it is its own policy; here its leading blocks stay."
-        )
-        findings.append(Finding(severity="info", code="longer-than-cache", text=text))
-    if len(tenants) > 1:
-        lost = sum(tenant.hit_tokens - tenant.isolated_hit_tokens for tenant in tenants)
-        whole = sum(tenant.input_tokens for tenant in tenants)
-        text = f"Keeping tenants apart would lose {show_percent(_ratio(lost, whole))} of the input tokens as hits."
-        findings.append(Finding(severity="info", code="tenant-isolation", text=text))
-    return findings

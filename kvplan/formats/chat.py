@@ -14,9 +14,9 @@ import msgspec
 from kvplan.formats import fields
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import Reply, reply_of
-from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 from kvplan.formats.texts import Prompt, TextLog
+from kvplan.formats.work import Work
 
 
 def detect(row: dict[str, Any]) -> bool:

@@ -9,9 +9,9 @@ import msgspec
 from kvplan.formats import fields
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import Reply, reply_of
-from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 from kvplan.formats.texts import LogOfEither, Prompt
+from kvplan.formats.work import Work
 
 _MARKS = ("endTime", "completionStartTime", "call_type", "trace_id", "prompt_tokens")
 _WITHOUT = "LiteLLM keeps prompts with store_prompts_in_spend_logs: true."

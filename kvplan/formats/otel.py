@@ -14,9 +14,9 @@ from kvplan.documents import Finding
 from kvplan.formats import fields
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import Reply, reply_of
-from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, label, malformed
 from kvplan.formats.texts import LogOfEither, Prompt
+from kvplan.formats.work import Work
 
 _STARTS = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
 _ENDS = ("endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime")

@@ -13,9 +13,9 @@ import msgspec
 from kvplan.documents import Finding
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import Reply
-from kvplan.formats.render import Work
 from kvplan.formats.rows import Options, Rows, field_at, label, malformed
 from kvplan.formats.texts import Prompt, TextLog
+from kvplan.formats.work import Work
 
 _ROLES = {
     "human": "user",

@@ -131,12 +131,12 @@ class Table:
         keys, count = _kept(batch.lists, keep, batch.line.size)
         if self._options.sink is not None and keep.size:
             self._options.sink(count, columns["input_tokens"][keep], keys)
-            keys = keys[:0]
+            keys = np.zeros(0, keys.dtype)  # an empty view would keep the whole batch in memory
         if self._room is not None and self._used + keys.size > self._room.size:
             raise KvplanError(f"{self._lines.name}: holds more block ids than its directory says: the file is damaged")
         if self._room is not None:
             self._room[self._used : self._used + keys.size] = keys
-            self._used, keys = self._used + keys.size, keys[:0]
+            self._used, keys = self._used + keys.size, np.zeros(0, keys.dtype)
         output = columns.get("output_tokens", np.zeros(batch.line.size, np.int64))
         self._sizes.update(np.unique(columns["block_tokens"][keep]).tolist() if "block_tokens" in columns else ())
         self._parts.append(

@@ -16,12 +16,14 @@ import numpy as np
 from kvplan.documents import Finding
 from kvplan.errors import KvplanError, UsageError
 from kvplan.formats import parts
+from kvplan.formats.approximation import Approximation
 from kvplan.formats.entries import Entry, collected
 from kvplan.formats.hashed import lengths_only
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import Told
-from kvplan.formats.render import Approximation, Done, Renderer, Work
+from kvplan.formats.render import Renderer
 from kvplan.formats.rows import Options, Rows
+from kvplan.formats.work import Done, Work
 from kvplan.units import show_percent
 
 _BATCH = 128
