@@ -695,6 +695,16 @@ def test_less_time_takes_a_smaller_buffer(seconds: float | None, size: int) -> N
     assert probe_gpu._in_time(256 * MiB, (32 * KiB, 128 * KiB, 2 * MiB), FakeGpu(), seconds) == size
 
 
+def test_cells_that_take_too_long_make_later_ones_copy_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_SLOW", 0.0), ("_PACE_S", 0.0), ("_LEAST_TRAIN", MiB)):
+        monkeypatch.setattr(gpu_run, name, value)
+    found = measure(FakeGpu())
+    copies = {(link.direction, link.granule_bytes, link.concurrent): link.samples for link in found.links}
+    assert copies["h2d", 64 * KiB, "none"] < 5 * 4 * MiB // (64 * KiB)  # five trains of the whole buffer would be more
+    assert copies["h2d", 4 * MiB, "opposite direction"] >= 5  # a piece is never cut
+    assert not any("corrupt" in link.flags for link in found.links)
+
+
 def test_a_slow_gpu_gets_a_smaller_load() -> None:
     gpu = TimedGpu(memory_bytes=64 * GiB, step_s=0.02)
     assert gpu_extras._load(gpu, 1000.0).step_bytes == 8 * GiB

@@ -50,7 +50,10 @@ class Seen:
 
 
 class Copies:
-    """Copies of one piece size in one lane, beside those of `opposite` where one is given."""
+    """Copies of one piece size in one lane, beside those of `opposite` where one is given.
+
+    `most` bytes of the lane are used where a piece is not longer; None is all of it.
+    """
 
     def __init__(
         self,
@@ -61,10 +64,11 @@ class Copies:
         base: NDArray[np.uint64],
         random: np.random.Generator,
         mechanism: Mechanism = "loop",
+        most: int | None = None,
     ) -> None:
         self.gpu, self.granule = gpu, granule
-        self.lane = lane = _short(lane, granule)
-        self.opposite = opposite = None if opposite is None else _short(opposite, granule)
+        self.lane = lane = _short(lane, granule, most)
+        self.opposite = opposite = None if opposite is None else _short(opposite, granule, most)
         self.base, self.random = base, random
         self.pieces = gpu.prepare(lane.direction, lane.host, lane.memory, granule, mechanism)
         self.count = -(-len(lane.host) // granule)
@@ -171,9 +175,9 @@ class Copies:
         return wrong_host_words(self.lane.host[:size], self.base, key)
 
 
-def _short(lane: Lane, granule: int) -> Lane:
+def _short(lane: Lane, granule: int, most: int | None) -> Lane:
     """The lane's beginning, as long as a train of pieces of this size needs to be: small ones take their time each."""
-    size = min(len(lane.host), granule * _MOST_PIECES)
+    size = min(len(lane.host), granule * _MOST_PIECES, max(most or len(lane.host), granule))
     return replace(lane, host=lane.host[:size], memory=lane.memory[:size])
 
 

@@ -30,6 +30,8 @@ _LARGE, _SMALL = 1 * MiB, 32 * KiB
 _STEP_BYTES = 8 * GiB  # read by one step of decoding: the weights of a small model
 _LEAST_STEP_BYTES = 1 * GiB  # still many times any GPU's cache
 _TRIED_STEPS = 5
+_TRAIN = 64 * MiB  # copied at a time beside decoding
+_GRACE_S = 20.0
 # Steps that one cell must have time for: alone and disturbed, with some to warm up.
 _STEPS_A_CELL = 2.5 * contention.FEWEST
 
@@ -75,8 +77,11 @@ def beside_decoding(
     for position, (mechanism, size, way) in enumerate(todo):
         progress(f"gpu{rig.index}: {way} {show_bytes(size)} by {mechanism} beside decoding", position / len(todo))
         left = max(0.0, until - time.monotonic()) / (len(todo) - position)
+        if time.monotonic() > until + _GRACE_S:
+            missing[f"{len(todo) - position} cells beside decoding"] = "no time left: give a longer budget"
+            break
         try:
-            copies = Copies(rig.gpu, rig.lanes[way], size, None, rig.base, rig.random, mechanism)
+            copies = Copies(rig.gpu, rig.lanes[way], size, None, rig.base, rig.random, mechanism, _TRAIN)
             found.append(contention.measure(rig.gpu, rig.index, copies, load, mechanism=mechanism, seconds=left))
         except KvplanError as error:
             missing[f"{way} {show_bytes(size)} by {mechanism} beside decoding"] = str(error)

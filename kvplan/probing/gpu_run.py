@@ -19,11 +19,13 @@ from kvplan.probing.gpu_extras import Extras, Rig, beside_decoding, through_driv
 from kvplan.probing.mechanisms import Mechanism
 from kvplan.probing.pinning import Arena, pin
 from kvplan.progress import Progress
-from kvplan.units import show_duration, show_rate
+from kvplan.units import MiB, show_duration, show_rate
 
 _LOAD_TRAINS = 16
 # Beyond its time a sweep may take this much more; what is left then is left out and named.
 _GRACE_S = 30.0
+# Cells that take more than their share of the time make later ones copy less.
+_SLOW, _PACE_S, _LEAST_TRAIN = 1.5, 0.5, 32 * MiB
 
 
 class Run:
@@ -38,6 +40,7 @@ class Run:
         self.random = np.random.default_rng(seed)
         self.base = cuda.base_words(size)
         self.state = nvml.LinkState()
+        self.most = size
         self.missing: dict[str, str] = {}
         self.refused: set[Mechanism] = set()
         pageable: HostArray = np.zeros(2 * size, dtype=np.uint8)
@@ -95,8 +98,9 @@ class Run:
                 return links
             share = position / len(todo)
             progress(f"{self.name}: {cell.words}", share)
+            mine = max(0.0, left) / (len(todo) - position)
             try:
-                seen = self._cell(cell, max(0.0, left) / (len(todo) - position))
+                seen = self._cell(cell, mine)
             except KvplanError as error:
                 if not links:
                     raise
@@ -106,6 +110,8 @@ class Run:
                 self.missing[f"copies by {cell.mechanism}"] = str(error)
                 self.refused.add(cell.mechanism)
                 continue
+            if left - (until - time.monotonic()) > max(_SLOW * mine, _PACE_S):
+                self.most = max(_LEAST_TRAIN, self.most // 2)
             links.append(gpu_links.link(self.name, self.node, cell, seen))
             progress(f"{self.name}: {cell.words}: {show_rate(links[-1].p50_bytes_per_s)}", share)
         return links
@@ -113,7 +119,7 @@ class Run:
     def _cell(self, cell: Cell, seconds: float) -> Seen:
         lane = self.lanes[cell.pinned, cell.direction]
         opposite = self.lanes[cell.pinned, "d2h" if cell.direction == "h2d" else "h2d"] if cell.duplex else None
-        copies = Copies(self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism)
+        copies = Copies(self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism, self.most)
         seen = copies.measure(seconds)
         if self.device is not None and self.device.pci is not None and self.state == nvml.LinkState():
             copies.load(_LOAD_TRAINS)
