@@ -303,6 +303,8 @@ FILES = [
     ("vllm", "vllm serve m -tp 8 --kv-offloading-size 200", 200 * GiB, 0),
     ("vllm", "vllm serve m --kv_offloading_size=200 --data-parallel-size 2", 400 * GiB, 0),
     ("vllm", "docker run --ipc=host vllm/vllm-openai --model m \\\n --kv-offloading-size 10.5", int(10.5 * GiB), 0),
+    ("vllm", "SIZE=7\nexport TP='2'\nvllm serve m -tp ${TP} --kv-offloading-size=$SIZE", 7 * GiB, 0),
+    ("vllm", 'vllm serve m --kv-offloading-size "${SIZE:-9}" # $SIZE', 9 * GiB, 0),
     ("vllm", "kv-offloading-size: 12\ntensor-parallel-size: 2\n", 12 * GiB, 0),
     (
         "vllm",
@@ -375,6 +377,7 @@ def test_foreign_files_are_recognised_and_their_bytes_added_up(system: str, text
     ("text", "ranks", "host"),
     [
         ("max_local_cpu_size: 50\n", 8, 400 * GiB),
+        ('LMCACHE_MAX_LOCAL_CPU_SIZE: "50"\n', 8, 400 * GiB),
         ("chunk_size: 256\nmax_local_disk_size: 0\n", 2, 10 * GiB),
         ('{"global_segment_size": "80GB", "local_buffer_size": "4GB"}', 2, 168 * GiB),
     ],
@@ -389,6 +392,8 @@ def test_a_size_a_rank_needs_the_ranks(text: str, ranks: int, host: int) -> None
     ("text", "said"),
     [
         ("vllm serve m --kv-offloading-size 100GB", "--kv-offloading-size: '100GB' is not a number of GiB"),
+        ("vllm serve m --kv-offloading-size $SIZE", "'$SIZE' is not a number"),
+        ("SIZE=7\nvllm serve m --kv-offloading-size '$SIZE'", "'$SIZE' is not a number"),
         ("vllm serve m --kv-offloading-size nan", "'nan' is not a number"),
         ("vllm serve m --kv-transfer-config '{", "line 1: a quote is not closed"),
         ("vllm serve m --kv-transfer-config '{'", "--kv-transfer-config: not valid JSON"),

@@ -90,14 +90,14 @@ def rounding(given: Given, each: int) -> Iterator[Finding]:
 
 def read(source: Source, asked: Asked) -> Reading:
     """Sizes of an LMCache file or of LMCACHE_ variables, with the ranks of a vLLM command in the same file."""
-    env = {name: value for name, value in source.env.items() if name.startswith("LMCACHE_")}
-    if env:
+    if not source.is_keys:
         return _of_script(source, asked)
     ranks = ranks_of(asked, None, source.name, _SIZE)
+    options = {str(name).removeprefix("LMCACHE_").lower(): value for name, value in source.mapping.items()}
     return Reading(
-        knobs=tuple(of_options(source.mapping, source.name, ranks, 1, asked)),
+        knobs=tuple(of_options(options, source.name, ranks, 1, asked)),
         ranks=ranks,
-        findings=tuple(_read_findings(source.mapping, asked)),
+        findings=tuple(_read_findings(options, asked)),
     )
 
 

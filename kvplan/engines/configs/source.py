@@ -24,6 +24,8 @@ _PIECE = re.compile(
     r"|(?P<word>(?:\\.|'[^']*'|\"(?:\\.|[^\"\\])*\"|[^\s;&|'\"\\])+)",
     re.DOTALL,
 )
+_VARIABLE = re.compile(r"'[^']*'|\$\{(?P<braced>\w+)(?::-(?P<default>[^}]*))?\}|\$(?P<plain>\w+)")
+_KEY = re.compile(r"""\s*(?:\{|---|(?:-\s+)?["']?[\w.-]+["']?\s*:(?:\s|$))""")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 
 
@@ -72,6 +74,12 @@ class Source:
     started: tuple[Command, ...] | None = None
 
     @cached_property
+    def is_keys(self) -> bool:
+        """Whether the text is keys and values (YAML, JSON) and no shell, told from its first line that is no comment."""
+        lines = (line for line in self.text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
+        return _KEY.match(next(lines, "")) is not None
+
+    @cached_property
     def commands(self) -> tuple[Command, ...]:
         """Shell commands in order. Raises KvplanError naming the line of a quote that is never closed."""
         return tuple(commands_of(self.text, self.name)) if self.started is None else self.started
@@ -84,7 +92,7 @@ class Source:
     @cached_property
     def documents(self) -> tuple[Any, ...]:
         """Documents of YAML (JSON is YAML too). Raises KvplanError naming the line."""
-        import yaml  # type: ignore[import-untyped]
+        import yaml
 
         try:
             loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -130,7 +138,7 @@ def commands_of(text: str, name: str) -> Iterator[Command]:
             line = text.count("\n", 0, place) + 1
             raise KvplanError(f"{name}: line {line}: a quote is not closed")
         if piece["word"]:
-            words.append("".join(shlex.split(piece["word"])) if piece["word"] not in ("''", '""') else "")
+            words.append("".join(shlex.split(_expanded(piece["word"], known))))
         elif piece["end"]:
             yield from _command(words, known)
             words = []
@@ -138,10 +146,21 @@ def commands_of(text: str, name: str) -> Iterator[Command]:
     yield from _command(words, known)
 
 
+def _expanded(word: str, known: Mapping[str, str]) -> str:
+    """A word with the variables that the file has set so far; others, and those of odd values, stay as they stand."""
+
+    def value(match: re.Match[str]) -> str:
+        found = known.get(match["braced"] or match["plain"] or "", match["default"])
+        return match[0] if found is None or not re.fullmatch(r"[\w./:,=+-]*", found) else found
+
+    return _VARIABLE.sub(value, word)
+
+
 def _command(words: Sequence[str], known: dict[str, str]) -> Iterator[Command]:
     """A command of words, its variables taken off; `known` gathers those that stay set for later commands."""
-    rest = [word for word in words if word not in ("export", "env", "exec", "sudo")]
-    env: dict[str, str] = {}
+    rest, env = list(words), dict[str, str]()
+    while rest and rest[0] in ("export", "env", "exec", "sudo"):
+        rest.pop(0)
     while rest and (match := _ASSIGNED.fullmatch(rest[0])):
         env[match[1]] = match[2]
         rest.pop(0)

@@ -14,6 +14,7 @@ from kvplan.errors import KvplanError
 from kvplan.units import GiB, KiB, MiB, show_bytes
 
 _SHORT = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp"}
+_OPTIONS = {"model", "kv_offloading_size", "kv_transfer_config", "tensor_parallel_size", "gpu_memory_utilization"}
 _SIMPLE_DEFAULT = 8 * GiB
 _DISK_DEFAULT = 100 * GiB
 
@@ -58,9 +59,10 @@ def _put(config: dict[str, Any], keys: list[str], value: str) -> None:
 
 def engines(source: Source) -> list[Engine]:
     """Every vLLM engine that the file starts."""
-    found = [one for one in source.commands if _starts(one)]
-    if not found and source.documents and isinstance(source.documents[0], dict):
-        found = [of_options(source.mapping, source.env if "=" in source.text else {})]
+    if source.is_keys and source.started is None:
+        found = [one for one in (of_options(source.mapping),) if _OPTIONS & set(one.flags)]
+    else:
+        found = [one for one in source.commands if _starts(one)]
     return [Engine(source.name, one) for one in found]
 
 
@@ -70,7 +72,7 @@ def _starts(one: Command) -> bool:
     return bool(known) or any(flag.startswith("kv_transfer_config.") for flag in flags) or "vllm" in one.words[:1]
 
 
-def of_options(options: Mapping[str, Any], env: Mapping[str, str]) -> Command:
+def of_options(options: Mapping[str, Any]) -> Command:
     """Options of a YAML file, as the command that they stand for."""
     import json
 
@@ -78,7 +80,7 @@ def of_options(options: Mapping[str, Any], env: Mapping[str, str]) -> Command:
     for key, value in options.items():
         text = json.dumps(value) if isinstance(value, (dict, list)) else str(value)
         words.append(f"--{key}={text}")
-    return Command(words=tuple(words), env=env)
+    return Command(words=tuple(words))
 
 
 def read(source: Source, asked: Asked) -> Reading:
