@@ -289,7 +289,7 @@ _VALUES: dict[str, Any] = {
 
 def check_values(found: Sequence[Case]) -> Iterator[Outcome]:
     """Helm values against what the chart's schema says of the keys in them."""
-    import yaml  # type: ignore[import-untyped]
+    import yaml
     from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
     mine = [case for case in found if case.system == "production-stack"]

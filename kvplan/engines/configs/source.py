@@ -75,7 +75,7 @@ class Source:
 
     @cached_property
     def is_keys(self) -> bool:
-        """Whether the text is keys and values (YAML, JSON) and no shell, told from its first line that is no comment."""
+        """Whether the text is keys and values (YAML, JSON), no shell; its first line outside comments tells."""
         lines = (line for line in self.text.splitlines() if line.strip() and not line.lstrip().startswith("#"))
         return _KEY.match(next(lines, "")) is not None
 
