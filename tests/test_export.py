@@ -342,6 +342,13 @@ FILES = [
         400 * GiB,
         0,
     ),
+    (
+        "lmcache",
+        "LMCACHE_MAX_LOCAL_CPU_SIZE=50 LMCACHE_LOCAL_DISK=/d LMCACHE_MAX_LOCAL_DISK_SIZE=7 vllm serve m -tp 2 -dp 3 "
+        '--kv-transfer-config \'{"kv_connector":"LMCacheConnectorV1"}\'',
+        300 * GiB,
+        42 * GiB,
+    ),
     ("lmcache-server", "lmcache server --l1-size-gb 100 --eviction-policy LRU", 100 * GiB, 0),
     (
         "lmcache-server",

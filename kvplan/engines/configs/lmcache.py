@@ -57,7 +57,7 @@ def emit(given: Given) -> Emission:
     words = [*vllm.engine_words(given), vllm.transfer("LMCacheConnectorV1")]
     text = command(words, ["save the second file beside this one"], [f"LMCACHE_CONFIG_FILE={FILE}", "PYTHONHASHSEED=0"])
     parts = (part(vllm.SCRIPT, "shell", text), part(FILE, "yaml", "\n".join(lines) + "\n"))
-    return Emission(floor=f"{FLOOR} in {vllm.NATIVE}", parts=parts, knobs=tuple(sizes), findings=found)
+    return Emission(floor=f"{FLOOR} in {vllm.FLOOR}", parts=parts, knobs=tuple(sizes), findings=found)
 
 
 def _conditions(given: Given, each: int, disk: int) -> Iterator[Finding]:

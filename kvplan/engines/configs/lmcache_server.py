@@ -71,7 +71,7 @@ def emit(given: Given) -> Emission:
         engine_words(given), ["start the server first; both share one host, its IPC and /dev/shm"], ["PYTHONHASHSEED=0"]
     )
     parts = (part(SCRIPT, "shell", server), part(vllm.SCRIPT, "shell", engine))
-    return Emission(floor=f"{FLOOR} in {vllm.NATIVE}", parts=parts, knobs=tuple(sizes), findings=found)
+    return Emission(floor=f"{FLOOR} in {vllm.FLOOR}", parts=parts, knobs=tuple(sizes), findings=found)
 
 
 def _conditions(given: Given, size: int, disk: int) -> Iterator[Finding]:

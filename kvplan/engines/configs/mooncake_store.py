@@ -56,7 +56,7 @@ def _embedded(given: Given) -> Emission:
     found = tuple(_conditions(given, each))
     config = {**_common("embedded"), _SEGMENT: each - buffer, _BUFFER: buffer, "enable_offload": False}
     parts = (part(FILE, "json", json.dumps(config, indent=2) + "\n"), part(vllm.SCRIPT, "shell", _engine(given, sizes)))
-    return Emission(floor=f"{FLOOR} in {vllm.NATIVE}", parts=parts, knobs=sizes, findings=found)
+    return Emission(floor=f"{FLOOR} in {vllm.FLOOR}", parts=parts, knobs=sizes, findings=found)
 
 
 def _with_disk(given: Given) -> Emission:
@@ -90,7 +90,7 @@ def _with_disk(given: Given) -> Emission:
         part(CLIENT, "shell", client),
         part(vllm.SCRIPT, "shell", _engine(given, ours)),
     )
-    return Emission(floor=f"{FLOOR} in {vllm.NATIVE}", parts=parts, knobs=(*ours, *theirs), findings=found)
+    return Emission(floor=f"{FLOOR} in {vllm.FLOOR}", parts=parts, knobs=(*ours, *theirs), findings=found)
 
 
 def _common(mode: str) -> dict[str, object]:

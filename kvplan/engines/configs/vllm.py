@@ -29,9 +29,7 @@ from kvplan.engines.configs.common import (
 from kvplan.units import GiB, show_bytes
 
 SCRIPT = "vllm.sh"
-NATIVE = "vLLM 0.28 or newer"
-TIERED = "vLLM 0.32 or newer"
-DISK = "vLLM 0.32 or newer"
+FLOOR = "vLLM 0.32 or newer"  # what `make check-parsers` runs
 _BLOCKS = (8, 16, 32, 64, 128, 256)
 _DTYPES = ("fp8", "int8_", "int4_", "nvfp4", "turboquant")
 SALT = "cache_salt, which vLLM puts into every block's hash"
@@ -70,7 +68,7 @@ def transfer(connector: str | None, extra: Mapping[str, object] | None = None, *
 
 def _plain(given: Given) -> Emission:
     text = command(engine_words(given), ["the plan gives no tier beside the GPU"])
-    return Emission(floor=NATIVE, parts=(part(SCRIPT, "shell", text),))
+    return Emission(floor=FLOOR, parts=(part(SCRIPT, "shell", text),))
 
 
 def native(given: Given) -> Emission:
@@ -92,8 +90,8 @@ def native(given: Given) -> Emission:
         transfer(None),
     ]
     limit = "the mapping in /dev/shm counts once in a container's memory limit"
-    text = command(words, [*notes(NATIVE, sizes, found), limit])
-    return Emission(floor=NATIVE, parts=(part(SCRIPT, "shell", text),), knobs=sizes, findings=found)
+    text = command(words, [*notes(FLOOR, sizes, found), limit])
+    return Emission(floor=FLOOR, parts=(part(SCRIPT, "shell", text),), knobs=sizes, findings=found)
 
 
 def tiered(given: Given) -> Emission:
@@ -121,9 +119,9 @@ def tiered(given: Given) -> Emission:
         "secondary_tiers": [{"type": "fs", "root_dir": root}],
     }
     words = [*engine_words(given), transfer("OffloadingConnector", extra)]
-    text = command(words, [*notes(TIERED, sizes, found), "the evictor is the second file"], ["PYTHONHASHSEED=0"])
+    text = command(words, [*notes(FLOOR, sizes, found), "the evictor is the second file"], ["PYTHONHASHSEED=0"])
     parts = (part(SCRIPT, "shell", text), _evictor(root, given.disk_bytes))
-    return Emission(floor=TIERED, parts=parts, knobs=sizes, findings=found)
+    return Emission(floor=FLOOR, parts=parts, knobs=sizes, findings=found)
 
 
 def _evictor(root: str, limit: int) -> ConfigPart:
@@ -163,8 +161,8 @@ def disk(given: Given) -> Emission:
     if not direct:
         extra["use_page_cache"] = True
     words = [*engine_words(given), transfer("SimpleCPUOffloadConnector", extra)]
-    text = command(words, notes(DISK, sizes, found))
-    return Emission(floor=DISK, parts=(part(SCRIPT, "shell", text),), knobs=sizes, findings=found)
+    text = command(words, notes(FLOOR, sizes, found))
+    return Emission(floor=FLOOR, parts=(part(SCRIPT, "shell", text),), knobs=sizes, findings=found)
 
 
 def described(knobs: tuple[Knob, ...]) -> str:
