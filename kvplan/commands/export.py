@@ -30,7 +30,7 @@ Kubernetes = Annotated[bool, typer.Option("--kubernetes", help="A manifest: requ
 
 def export(
     plan: Annotated[
-        Path | None, typer.Argument(metavar="[PLAN]", help="A plan, or a residency.", show_default=False)
+        Path | None, typer.Argument(metavar="PLAN", help="A plan, or a residency.", show_default=False)
     ] = None,
     system: System = None,
     kubernetes: Kubernetes = False,
@@ -95,7 +95,8 @@ def _check(
     from kvplan.export import check
     from kvplan.files import load, wrap
 
-    found = check(_text(path), str(path), system, load(against) if against else None, ranks)
+    name = "standard input" if str(path) == "-" else str(path)
+    found = check(_text(path), name, system, load(against) if against else None, ranks)
     answer(wrap(found), as_json=as_json, output=output, quiet=quiet)
     _exit_on_error(found)
 
