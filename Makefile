@@ -147,8 +147,13 @@ $(VENV)-sglang/.sglang:
 	$(VENV)-sglang/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/parsers/sglang.txt
 	@touch $@
 
-check-parsers: $(VENV)/.dev $(VENV)-vllm/.vllm $(VENV)-llamacpp/.llamacpp $(VENV)-lmcache/.lmcache $(VENV)-sglang/.sglang ## Every emitted configuration through the real parser of its system.
-	$(BIN)/python benchmarks/check_parsers.py --vllm $(VENV)-vllm --lmcache $(VENV)-lmcache --sglang $(VENV)-sglang --llamacpp $(VENV)-llamacpp
+$(VENV)-kvbm/.kvbm:
+	$(PYTHON) -m venv $(VENV)-kvbm
+	$(VENV)-kvbm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "kvbm==1.6.1"
+	@touch $@
+
+check-parsers: $(VENV)/.dev $(VENV)-vllm/.vllm $(VENV)-llamacpp/.llamacpp $(VENV)-lmcache/.lmcache $(VENV)-sglang/.sglang $(VENV)-kvbm/.kvbm ## Every emitted configuration through the real parser of its system.
+	$(BIN)/python benchmarks/check_parsers.py --vllm $(VENV)-vllm --lmcache $(VENV)-lmcache --sglang $(VENV)-sglang --llamacpp $(VENV)-llamacpp --kvbm $(VENV)-kvbm
 
 clean:
 	rm -rf $(VENV) demo review.html review.md review-files

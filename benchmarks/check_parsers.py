@@ -25,6 +25,7 @@ from live.models import Shape, write_gguf
 from kvplan.documents import Knob
 from kvplan.engines.configs import SYSTEMS, emit
 from kvplan.engines.configs.common import Emission, Given
+from kvplan.engines.configs.source import Source
 from kvplan.units import GiB, MiB
 
 SIDES = Path(__file__).parent / "parsers"
@@ -237,6 +238,20 @@ def check_llamacpp(found: Sequence[Case], environment: Path, root: Path, stands:
     )
 
 
+def check_kvbm(found: Sequence[Case], environment: Path) -> Iterator[Outcome]:
+    """Dynamo's block manager does not load without a GPU: its library is asked whether it knows the variables' names."""
+    (library,) = environment.glob("lib/python3*/site-packages/kvbm/_core*.so")
+    known = library.read_bytes()
+    mine = [case for case in found if case.system == "dynamo-kvbm"]
+    wrong = tuple(
+        f"{case.id}: {name} is in no text of the library"
+        for case in mine
+        for name in Source("", (case.folder / "kvbm.env").read_text()).env
+        if name.startswith("DYN_") and name.encode() not in known
+    )
+    yield Outcome(system="dynamo-kvbm", parser="the names in KVBM's library", taken=len(mine), wrong=wrong)
+
+
 # Keys and types of one model in the chart's values, as its schema states them.
 _VALUES: dict[str, Any] = {
     "type": "object",
@@ -307,7 +322,7 @@ def check_values(found: Sequence[Case]) -> Iterator[Outcome]:
 def environments() -> argparse.Namespace:
     """Where each system's Python is."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("vllm", "lmcache", "sglang", "llamacpp"):
+    for name in ("vllm", "lmcache", "sglang", "llamacpp", "kvbm"):
         parser.add_argument(f"--{name}", type=Path, help=f"environment of {name}; without it, it is left out")
     return parser.parse_args()
 
@@ -325,6 +340,8 @@ def outcomes(given: argparse.Namespace, root: Path) -> Iterator[Outcome]:
         yield from check_vllm(found, given.vllm / "bin/python", root, stands)
     if given.llamacpp:
         yield from check_llamacpp(found, given.llamacpp, root, stands)
+    if given.kvbm:
+        yield from check_kvbm(found, given.kvbm)
     yield from check_values(found)
 
 
@@ -337,7 +354,7 @@ def main() -> None:
     for one in found:
         outcome = "; ".join(one.wrong) if one.wrong else "accepted, the same bytes"
         print(f"| `{one.system}` | {one.parser} | {one.taken} | {outcome} |")
-    for name in ("`tensorrt-llm`", "`dynamo-kvbm`, its variables", "`mooncake-store`, its client"):
+    for name in ("`tensorrt-llm`", "`dynamo-kvbm`, what its sizes mean", "`mooncake-store`, its client"):
         print(f"| {name} | none that installs without a GPU | | documentation only |")
     print(f"checked on Python {sys.version.split()[0]}, {os.cpu_count()} cores", file=sys.stderr)
     sys.exit(any(one.wrong for one in found))
