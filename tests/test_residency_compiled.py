@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan.documents import Machine, ResidencyPolicy, ResidentModel
 from kvplan.resident import measure
@@ -36,7 +37,7 @@ def a_model(draw: st.DrawFn, index: int) -> ResidentModel:
         stop_s=draw(st.sampled_from([0.0, 0.0, 1.0])),
         group=draw(st.sampled_from([None, None, None, "pair"])),
         pinned=draw(st.sampled_from([False, False, False, True])),
-        kv_bytes_per_token=draw(maybe(st.integers(1, 5))),
+        kv_bytes_per_token=draw(st.sampled_from([1, 5, 5, None])),
         prefill_tokens_per_s=draw(maybe(st.sampled_from([3.0, 10.0]))),
     )
 
@@ -45,10 +46,10 @@ def a_model(draw: st.DrawFn, index: int) -> ResidentModel:
 def a_policy(draw: st.DrawFn) -> ResidencyPolicy:
     return ResidencyPolicy(
         name="p",
-        max_models=draw(maybe(st.integers(1, 3))),
+        max_models=draw(st.sampled_from([None, 1, 2, 2, 3])),
         budget_bytes=draw(maybe(st.integers(1, 9))),
         protect_busy=draw(st.sampled_from([True, True, False])),
-        keep_alive_s=draw(maybe(st.sampled_from([0.5, 3.0]))),
+        keep_alive_s=draw(st.sampled_from([None, 0.5, 3.0, 9.0])),
         keep_alive_from=draw(st.sampled_from(["completion", "request"])),
         batch_wait_s=draw(maybe(st.sampled_from([0.0, 2.5]))),
         busy_count=draw(st.sampled_from(["exact", "exact", "leaks", "misses", "stale"])),
@@ -77,14 +78,14 @@ def cases(draw: st.DrawFn) -> Case:
         model=[one[1] for one in asked],
         service_s=[one[2] for one in asked],
         timeout_s=[one[3] for one in asked],
-        session=draw(st.lists(st.integers(-1, 2), **many)),
+        session=draw(st.lists(st.integers(-1, 1), **many)),
         context_tokens=draw(st.lists(st.sampled_from([0, 7, 30]), **many)),
     )
     machine = Machine(
         memory_bytes=6,
         ram_bytes=draw(maybe(st.integers(0, 12))),
-        kv_save_bytes_per_s=draw(maybe(st.just(8.0))),
-        kv_restore_bytes_per_s=draw(maybe(st.just(11.0))),
+        kv_save_bytes_per_s=draw(st.sampled_from([8.0, 8.0, None])),
+        kv_restore_bytes_per_s=draw(st.sampled_from([11.0, 11.0, None])),
     )
     return models, machine, log, draw(a_policy())
 
@@ -136,6 +137,32 @@ def test_a_long_log_keeps_only_the_beginning_of_what_it_tells() -> None:
     assert made == told(Play, case)
     assert made["swap_count"] > KEPT
     assert len(made["swaps"]) == KEPT
+
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "saved": {"kv_on_swap": "saved"},
+    "lost": {"keep_alive_s": 40.0, "sleep_after_s": 3.0},
+    "batched": {"batch_wait_s": 20.0, "kv_on_swap": "saved", "keep_alive_s": 15.0, "keep_alive_from": "request"},
+    "unprotected": {"protect_busy": False, "max_models": 3},
+    "leaks": {"busy_count": "leaks", "miscount_every": 400},
+    "misses": {"busy_count": "misses", "miscount_every": 7, "kv_on_swap": "saved"},
+    "stale": {"busy_count": "stale", "stale_s": 2.0, "batch_wait_s": 5.0},
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_crowded_machine_with_sessions_under_every_kind_of_policy(name: str) -> None:
+    models, machine, log, policy = long_case(3_000)
+    models = [replace(one, kv_bytes_per_token=3, prefill_tokens_per_s=5.0) for one in models]
+    machine = replace(machine, kv_save_bytes_per_s=40.0, kv_restore_bytes_per_s=60.0)
+    places = range(3_000)
+    log = replace(log, session=[i % 4 for i in places], context_tokens=[i % 3 * 5 for i in places])
+    case = models, machine, log, replace(policy, name=name, **POLICIES[name])
+    made = told(Compiled, case)
+    assert made == told(Play, case)
+    saved = "saved" in POLICIES[name].values()
+    assert (sum(made["back"]) > 0, made["save_s"] > 0) == (saved, saved)
+    assert saved or name == "leaks" or sum(made["again"]) > 0
 
 
 def test_a_long_log_is_measured_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
