@@ -47,6 +47,7 @@ _SHORTEST_CELL_S = 0.02
 _SUSTAINED_SHARE = 0.1
 # The share of the time given to writing the file and to reading it back; a slow drive gets a smaller file instead.
 _FILL_SHARE, _CHECK_SHARE = 0.25, 0.15
+_SHORTEST_FILL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +216,7 @@ class _Run:
 
     def _fill(self) -> disk_io.Done:
         """Write the file from its start; a drive too slow for all of it in time gets a shorter file."""
-        seconds = max(1.0, self.todo.seconds * _FILL_SHARE)
+        seconds = max(_SHORTEST_FILL_S, self.todo.seconds * _FILL_SHARE)
         done = self.runner.job(self._whole("write", seconds), f"writing {show_bytes(self.size)}", 0.0)
         if done.moved_bytes < min(self.size, _SMALLEST_FILE):
             raise KvplanError(

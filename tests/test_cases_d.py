@@ -258,7 +258,8 @@ def test_d06_wsl2_is_told_by_its_kernel(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def drive(tmp_path: Path) -> Path:
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(probe_disk, "_SHORTEST_FILL_S", 60.0)  # other programs may keep the drive busy
     if scratch.look(tmp_path).memory:
         pytest.skip(f"{tmp_path} is in memory: point pytest's --basetemp at a drive")
     return tmp_path

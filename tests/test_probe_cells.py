@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan import probe
+from kvplan import probe, probe_disk
 from kvplan.documents import BlockDevice, KvBlock, Probe, ProbeOptions
 from kvplan.errors import KvplanError
 from kvplan.files import wrap
@@ -72,6 +72,14 @@ def written(drive: Path) -> Iterator[tuple[int, Pattern]]:
         )
         disk_io.run(file.descriptor, fill, lambda rate: None)
         yield file.descriptor, pattern
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _patient() -> Iterator[None]:
+    """Other programs may keep the drive busy: the file is written whole all the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probe_disk, "_SHORTEST_FILL_S", 60.0)
+        yield
 
 
 @pytest.fixture(autouse=True)
