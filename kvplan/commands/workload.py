@@ -135,7 +135,9 @@ def workload(
     buckets: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Exact, by parts kept in DIR, for logs larger than memory.")
     ] = None,
-    bucket_count: Annotated[int, typer.Option(min=1, help="Parts of --buckets: one a worker is in memory.")] = 64,
+    bucket_count: Annotated[
+        int, typer.Option(min=1, max=4096, help="Parts of --buckets: one a worker is in memory.")
+    ] = 64,
     columns: Annotated[
         list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
     ] = None,

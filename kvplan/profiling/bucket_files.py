@@ -28,7 +28,7 @@ from kvplan.progress import Progress, silent
 Ints: TypeAlias = NDArray[np.int64]
 
 _ROWS = 2048  # of the log at a time
-_REFERENCES = 1 << 22  # that wait to be written: many small pieces would make the files large and slow
+_REFERENCES = 1 << 20  # that wait to be written: many small pieces would make the files large and slow
 
 
 def _parquet(name: object) -> Any:
@@ -103,7 +103,7 @@ class Splitter:
         request, block = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
         self._waiting = []
         bucket = buckets.bucket_of(block, self._count)
-        order = np.argsort(bucket, kind="stable")
+        order = np.argsort(bucket.astype(np.uint16), kind="stable")  # a radix sort, for 16 bits only
         ends = np.cumsum(np.bincount(bucket, minlength=self._count))
         for one, writer in enumerate(self._writers):
             chosen = order[(ends[one - 1] if one else 0) : ends[one]]

@@ -29,8 +29,10 @@ def sampled(
     """
     sampling.check(rate)
     scout = sampling.Scout()
-    first = stream(scout.take)
-    sampler = sampling.Sampler(scout.hottest(), first.block_tokens, rate)
+    block_tokens = stream(scout.take).block_tokens
+    hot = scout.hottest()
+    del scout  # it holds some millions of references
+    sampler = sampling.Sampler(hot, block_tokens, rate)
     requests = stream(sampler.take)
     grid = hitcurve.grid(max(1, sampler.unique), list(asked(requests)))
     return requests, sampler.curve(grid[grid > 0].tolist(), progress)

@@ -105,14 +105,20 @@ def curve(
     """
     check(rate, samples)
     progress("looking for the hot blocks")
-    scout = Scout()
-    for batch in log():
-        scout.add(batch)
-    sampler = Sampler(scout.hottest(hot_blocks), block_tokens, rate, samples)
+    hot = hottest(log(), hot_blocks)
+    sampler = Sampler(hot, block_tokens, rate, samples)
     progress("sampling the log")
     for batch in log():
         sampler.add(batch)
     return sampler.curve(capacities, progress)
+
+
+def hottest(log: Iterable[Batch], most: int = 2000) -> Ints:
+    """The blocks most referenced in a log, ascending, at most so many."""
+    scout = Scout()
+    for batch in log:
+        scout.add(batch)
+    return scout.hottest(most)
 
 
 def check(rate: float, samples: int = 10) -> None:
@@ -226,6 +232,7 @@ class Sampler:
     def _kept(self) -> _Kept:
         none = [np.zeros(0, np.int64)] * 4
         columns = [np.concatenate(column) for column in zip(*self._parts, strict=True)] if self._parts else none
+        self._parts = [(columns[0], columns[1], columns[2], columns[3])]  # the pieces are let go: memory counts here
         return _Kept(request=columns[0], block=columns[1], tokens=columns[2], sample=columns[3])
 
 
