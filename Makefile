@@ -147,13 +147,13 @@ $(VENV)-sglang/.sglang:
 	$(VENV)-sglang/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r benchmarks/parsers/sglang.txt
 	@touch $@
 
-$(VENV)-kvbm/.kvbm:
-	$(PYTHON) -m venv $(VENV)-kvbm
-	$(VENV)-kvbm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "kvbm==1.6.1"
+$(VENV)-names/.names:  # programs that load on a GPU host alone: only the names in them are looked up
+	$(PYTHON) -m venv $(VENV)-names
+	$(VENV)-names/bin/python -m pip install --quiet --disable-pip-version-check --no-deps "kvbm==1.6.1" "mooncake-transfer-engine==0.3.13.post1"
 	@touch $@
 
-check-parsers: $(VENV)/.dev $(VENV)-vllm/.vllm $(VENV)-llamacpp/.llamacpp $(VENV)-lmcache/.lmcache $(VENV)-sglang/.sglang $(VENV)-kvbm/.kvbm ## Every emitted configuration through the real parser of its system.
-	$(BIN)/python benchmarks/check_parsers.py --vllm $(VENV)-vllm --lmcache $(VENV)-lmcache --sglang $(VENV)-sglang --llamacpp $(VENV)-llamacpp --kvbm $(VENV)-kvbm
+check-parsers: $(VENV)/.dev $(VENV)-vllm/.vllm $(VENV)-llamacpp/.llamacpp $(VENV)-lmcache/.lmcache $(VENV)-sglang/.sglang $(VENV)-names/.names ## Every emitted configuration through the real parser of its system.
+	$(BIN)/python benchmarks/check_parsers.py --vllm $(VENV)-vllm --lmcache $(VENV)-lmcache --sglang $(VENV)-sglang --llamacpp $(VENV)-llamacpp --names $(VENV)-names
 
 clean:
 	rm -rf $(VENV) demo review.html review.md review-files

@@ -92,6 +92,7 @@ class Outcome:
     parser: str
     taken: int
     wrong: tuple[str, ...]
+    right: str = "accepted, the same bytes"
 
 
 def cases(root: Path) -> Iterator[Case]:
@@ -238,18 +239,33 @@ def check_llamacpp(found: Sequence[Case], environment: Path, root: Path, stands:
     )
 
 
-def check_kvbm(found: Sequence[Case], environment: Path) -> Iterator[Outcome]:
-    """Dynamo's block manager does not load without a GPU: its library is asked whether it knows the variables' names."""
-    (library,) = environment.glob("lib/python3*/site-packages/kvbm/_core*.so")
-    known = library.read_bytes()
-    mine = [case for case in found if case.system == "dynamo-kvbm"]
-    wrong = tuple(
-        f"{case.id}: {name} is in no text of the library"
-        for case in mine
-        for name in Source("", (case.folder / "kvbm.env").read_text()).env
-        if name.startswith("DYN_") and name.encode() not in known
-    )
-    yield Outcome(system="dynamo-kvbm", parser="the names in KVBM's library", taken=len(mine), wrong=wrong)
+# Programs that do not load without a GPU: where each is in its environment, and which file sets what it reads.
+_LIBRARIES = {
+    "dynamo-kvbm": ("KVBM 1.6.1", "kvbm/_core*.so", "kvbm.env"),
+    "mooncake-store": ("Mooncake 0.3.13", "mooncake/mooncake_client", "mooncake-client.sh"),
+}
+
+
+def check_names(found: Sequence[Case], environment: Path) -> Iterator[Outcome]:
+    """Whether a program that cannot be run here holds the names of the variables and flags that it is given."""
+    for system, (program, place, file) in _LIBRARIES.items():
+        (library,) = environment.glob(f"lib/python3*/site-packages/{place}")
+        known = library.read_bytes()
+        mine = [case for case in found if case.system == system and (case.folder / file).exists()]
+        wrong = tuple(
+            f"{case.id}: {name} is nowhere in {library.name}"
+            for case in mine
+            for name in _names(Source("", (case.folder / file).read_text()))
+            if name.encode() not in known
+        )
+        yield Outcome(
+            system=system, parser=f"{program}, not loaded", taken=len(mine), wrong=wrong, right="every name is known"
+        )
+
+
+def _names(source: Source) -> Iterator[str]:
+    yield from (name for name in source.env if name.startswith(("DYN_", "MOONCAKE_")))
+    yield from (name for command in source.commands for name in command.flags)
 
 
 # Keys and types of one model in the chart's values, as its schema states them.
@@ -322,7 +338,7 @@ def check_values(found: Sequence[Case]) -> Iterator[Outcome]:
 def environments() -> argparse.Namespace:
     """Where each system's Python is."""
     parser = argparse.ArgumentParser(description=__doc__)
-    for name in ("vllm", "lmcache", "sglang", "llamacpp", "kvbm"):
+    for name in ("vllm", "lmcache", "sglang", "llamacpp", "names"):
         parser.add_argument(f"--{name}", type=Path, help=f"environment of {name}; without it, it is left out")
     return parser.parse_args()
 
@@ -340,8 +356,8 @@ def outcomes(given: argparse.Namespace, root: Path) -> Iterator[Outcome]:
         yield from check_vllm(found, given.vllm / "bin/python", root, stands)
     if given.llamacpp:
         yield from check_llamacpp(found, given.llamacpp, root, stands)
-    if given.kvbm:
-        yield from check_kvbm(found, given.kvbm)
+    if given.names:
+        yield from check_names(found, given.names)
     yield from check_values(found)
 
 
@@ -352,9 +368,13 @@ def main() -> None:
         found = list(outcomes(given, Path(folder)))
     print("| system | parser | texts | outcome |\n|---|---|---|---|")
     for one in found:
-        outcome = "; ".join(one.wrong) if one.wrong else "accepted, the same bytes"
+        outcome = "; ".join(one.wrong) or one.right
         print(f"| `{one.system}` | {one.parser} | {one.taken} | {outcome} |")
-    for name in ("`tensorrt-llm`", "`dynamo-kvbm`, what its sizes mean", "`mooncake-store`, its client"):
+    for name in (
+        "`tensorrt-llm`",
+        "`dynamo-kvbm`, what its sizes mean",
+        "`mooncake-store`, what its client's sizes mean",
+    ):
         print(f"| {name} | none that installs without a GPU | | documentation only |")
     print(f"checked on Python {sys.version.split()[0]}, {os.cpu_count()} cores", file=sys.stderr)
     sys.exit(any(one.wrong for one in found))
