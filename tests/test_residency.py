@@ -177,6 +177,21 @@ def test_e05_a_host_kv_tier_evicts_the_page_cache() -> None:
     assert "A KV tier of at most 28.00 GiB leaves it the room." in said["every-swap-cold"]
 
 
+def test_in_unified_memory_the_page_cache_has_what_models_and_tier_leave() -> None:
+    """Weights 40 GiB, KV cache 20 GiB: of 64 GiB a tier may take 4 and the files still stay."""
+    one = ResidentModel(name="a", weights_bytes=20 * GiB, kv_bytes=10 * GiB, load_s=9.0, warm_load_s=1.0)
+    models = [one, replace(one, name="b")]
+    machine = Machine(memory_bytes=64 * GiB, unified=True)
+    for tier, cold in ((0, False), (4, False), (5, True)):
+        assert shared_memory(models, replace(machine, host_kv_bytes=tier * GiB)).every_swap_cold is cold
+    crowded = residency(replace(machine, host_kv_bytes=5 * GiB), models, log((0, 0, 1)), ONE)
+    said = {finding.code: finding.text for finding in crowded.findings}
+    assert "20.00 GiB of their KV cache and buffers and the host KV tier (5.00 GiB)" in said["every-swap-cold"]
+    assert "at most 4.00 GiB leaves it the room" in said["every-swap-cold"]
+    small = residency(replace(machine, memory_bytes=50 * GiB), models, log((0, 0, 1)), ONE)
+    assert "room" not in next(f.text for f in small.findings if f.code == "every-swap-cold")
+
+
 def test_e06_saved_kv_against_prefill() -> None:
     """Qwen3.6-27B, 100,000 tokens of 64 KiB: 6.1 GiB, 2.2 s at 3 GB/s against 100 s at 1,000 tokens a second."""
     assert 100_000 * 65536 / GiB == pytest.approx(6.1, abs=0.01)

@@ -40,7 +40,7 @@ def findings(
     return (
         *_memory(models, machine),
         *_divided(split),
-        *_page_cache(shared),
+        *_page_cache(shared, models, machine),
         *_pairs(models, machine, together, run),
         *_outcome(run),
         *_contexts(models, machine, log, run),
@@ -81,19 +81,20 @@ def _divided(split: MemorySplit | None) -> Iterator[Finding]:
     yield _found(severity, "host-memory", f"{given}{each}. {split.why}")
 
 
-def _page_cache(shared: SharedMemory) -> Iterator[Finding]:
+def _page_cache(shared: SharedMemory, models: Sequence[ResidentModel], machine: Machine) -> Iterator[Finding]:
     if shared.every_swap_cold:
+        beside = sum(model.kv_bytes + model.compute_bytes for model in models) if machine.unified else 0
+        tier = f" and the host KV tier ({show_bytes(shared.host_kv_bytes)})" if shared.host_kv_bytes else ""
+        more = f", {show_bytes(beside)} of their KV cache and buffers" if beside else ""
         text = (
-            f"Every swap is counted as cold: the weights of all models ({show_bytes(shared.weights_bytes)}) and the "
-            f"host KV tier ({show_bytes(shared.host_kv_bytes)}) exceed the host memory that is left for them, so the "
-            "page cache does not keep the files."
+            f"Every swap is counted as cold: the weights of all models ({show_bytes(shared.weights_bytes)}){more}"
+            f"{tier} exceed the host memory that is left for them, so the page cache does not keep the files."
         )
-        room = (shared.ram_bytes or 0) - shared.reserved_bytes - shared.weights_bytes
-        text += (
-            f" A KV tier of at most {show_bytes(room)} leaves it the room."
-            if room > 0
-            else " Without a KV tier it would not either."
-        )
+        room = (shared.ram_bytes or 0) - shared.reserved_bytes - shared.weights_bytes - beside
+        if room > 0:
+            text += f" A KV tier of at most {show_bytes(room)} leaves it the room."
+        elif tier:
+            text += " Without a KV tier it would not either."
         yield _found("warning", "every-swap-cold", text)
     elif shared.every_swap_cold is None:
         text = "Every load is counted as cold: the machine's host memory is not given (ram)."
