@@ -11,7 +11,9 @@ import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from kvplan.cli import app
 from kvplan.documents import Observation, TierHits, TierTransfer
 from kvplan.engines.metrics import SYSTEMS, found, plain
 from kvplan.engines.metrics.system import Pick, pick, total
@@ -541,3 +543,45 @@ def test_the_curve_between_its_points() -> None:
     middle = (first.capacity_tokens + second.capacity_tokens) / 2
     assert beside.at(workload, middle) == pytest.approx((first.hit_ratio + second.hit_ratio) / 2)
     assert beside.at(workload, 1e15) == workload.curve[-1].hit_ratio
+
+
+def test_more_hits_than_planned_are_not_explained_by_what_makes_fewer() -> None:
+    plan = samples.plan().data
+    high = beside.checks(plan, played(plan, hit_ratio=0.99, since_start=True, computed_tokens=10, restarts=2))[0]
+    said = " ".join(high.why)
+    assert not high.agrees
+    assert "profile a log of this time" in said
+    assert not any(word in said for word in ("cold start", "restarted", "salts"))
+
+
+@pytest.mark.parametrize(("rate", "says"), [(1e6, "page-locked"), (1e15, "run `kvplan probe`")])
+def test_a_link_is_explained_by_whether_it_is_slower_or_faster(rate: float, says: str) -> None:
+    plan = samples.plan().data
+    load = TierTransfer(system="vllm", source="host", target="gpu", way="load", busy_bytes_per_s=rate)
+    rows = beside.checks(plan, played(plan, transfers=(load,)))
+    links = [one for one in rows if one.what.startswith("loads from host memory")]
+    assert [says in " ".join(one.why) for one in links] == [True]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (("vllm_cpu_after", "vllm_cpu_before"), "counts less on the later page"),
+        (("vllm_cpu_before", "llama_cpp_after"), "give pages of one server"),
+        (("vllm_cpu_before", "vllm_tiers_after"), "started earlier"),
+    ],
+)
+def test_pages_that_cannot_be_of_one_server_in_this_order_are_refused(names: tuple[str, str], says: str) -> None:
+    with pytest.raises(KvplanError, match=says) as raised:
+        saved([PAGES / f"{name}.txt" for name in names])
+    assert all(f"{name}.txt" in str(raised.value) for name in names)
+
+
+@pytest.mark.parametrize("option", [("--selector", '{job="vllm"}'), ("--token-file", "token")])
+def test_options_of_live_servers_are_refused_beside_saved_pages(option: tuple[str, str], tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("secret")
+    words = [word if word != "token" else str(tmp_path / "token") for word in option]
+    pages = [str(PAGES / f"vllm_cpu_{when}.txt") for when in ("before", "after")]
+    done = CliRunner().invoke(app, ["observe", *pages, *words])
+    assert isinstance(done.exception, UsageError)
+    assert option[0] in str(done.exception)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from kvplan.documents import Document, Plan
     from kvplan.observing.scrape import Taken
 
+ALL = "{}"  # the selector that leaves nothing out
+
 
 def observe(
     pages: Annotated[
@@ -32,7 +34,7 @@ def observe(
     ] = None,
     selector: Annotated[
         str, typer.Option(metavar="LABELS", help="Which of its targets, such as '{job=\"vllm\"}'.")
-    ] = "{}",
+    ] = ALL,
     every: Annotated[str, typer.Option(metavar="TIME", help="Time between two pages.")] = "15s",
     span: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="How long to read; left out, one page of each server.")
@@ -132,9 +134,13 @@ def _taken(
         raise UsageError("name what to read: saved pages, or --url, or --prometheus")
     if elapsed_s is not None and not pages:
         raise UsageError("--elapsed is for saved pages: of live ones kvplan knows the time")
+    if not prometheus and selector != ALL:
+        raise UsageError("--selector is for --prometheus and --dashboard: pages are read whole")
     if pages:
         if seconds is not None:
             raise UsageError("--for is for live servers: saved pages are read as they are")
+        if token is not None:
+            raise UsageError("--token-file is for live servers: saved pages ask for none")
         return stage.saved(pages, elapsed_s)
     if urls:
         return stage.watch(urls, seconds=seconds, every_s=every_s, token=token, progress=listen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,15 @@ from kvplan.units import GiB, show_bytes, show_duration, show_percent, show_toke
 _HITS, _SIZE, _RATE = 0.05, 0.05, 0.25  # how far figures may lie apart and agree: points, and shares of the planned
 _FEW_REQUESTS = 200
 _TIERS = (("gpu", "GPU"), ("host", "host memory"), ("disk", "disk"))
+_SLOWER = (
+    "the time counted may span waits and several workers at once; sizes of transfers differ",
+    "the pool may not be page-locked (see the engine's log), or other traffic shares the link",
+)
+_PROBED = "the plan's rate is less than this link carries: run `kvplan probe` on this host and plan again"
+_FASTER = {
+    "host": (_PROBED, "several workers may each count their own rate at once"),
+    "disk": (_PROBED, "the page cache may answer what the drive is asked for: is direct I/O on?"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,12 +145,9 @@ def _links(plan: Plan, seen: Seen) -> Iterator[PlanCheck]:
         tier = "disk" if one.source == "disk" else "host"
         link = next((cell.link_bytes_per_s for cell in plan.break_even if cell.tier == tier), None)
         if link is not None:
-            why = [
-                "the time counted may span waits and several workers at once; sizes of transfers differ",
-                "the pool may not be page-locked (see the engine's log), or other traffic shares the link",
-            ]
+            reached = _SLOWER if one.busy_bytes_per_s < link else _FASTER[tier]
             yield _check(
-                f"loads from {_words(tier)}, while they run", "bytes_per_s", link, one.busy_bytes_per_s, 0.5, why
+                f"loads from {_words(tier)}, while they run", "bytes_per_s", link, one.busy_bytes_per_s, 0.5, reached
             )
     stored = next((one for one in plan.alternatives if one.name == "recommended"), None)
     rates = [one.mean_bytes_per_s for one in seen.transfers if one.way == "store" and one.source == "gpu"]
@@ -179,10 +186,13 @@ def _times(plan: Plan, seen: Seen) -> Iterator[PlanCheck]:
 
 def _ratios(plan: Plan, seen: Seen, others: Sequence[PlanCheck]) -> Iterator[PlanCheck]:
     budgets = plan.budgets
-    why = reasons(plan, seen, others)
+
+    def held(what: str, planned: float, found: float) -> PlanCheck:
+        return _check(what, "ratio", planned, found, _HITS, reasons(plan, seen, others, found > planned))
+
     if seen.hit_ratio is not None:
         planned = max(budgets.gpu.hit_ratio, budgets.host.hit_ratio, budgets.disk.hit_ratio)
-        yield _check("hits, all tiers", "ratio", planned, seen.hit_ratio, _HITS, why)
+        yield held("hits, all tiers", planned, seen.hit_ratio)
     below = _found(seen, "external")
     untold = bool(below) and not any(_found(seen, tier) for tier in ("host", "disk", "remote"))
     before = 0.0
@@ -191,9 +201,9 @@ def _ratios(plan: Plan, seen: Seen, others: Sequence[PlanCheck]) -> Iterator[Pla
         before = max(before, getattr(budgets, tier).hit_ratio)
         found = _found(seen, tier)
         if found is not None and (planned or found) and not (untold and tier != "gpu"):
-            yield _check(f"hits, {name}", "ratio", planned, found, _HITS, why)
+            yield held(f"hits, {name}", planned, found)
     if untold and below is not None:  # a connector that does not say which of its tiers had a token
-        yield _check("hits, below the GPU", "ratio", before - budgets.gpu.hit_ratio, below, _HITS, why)
+        yield held("hits, below the GPU", before - budgets.gpu.hit_ratio, below)
 
 
 def _found(seen: Seen, tier: str) -> float | None:
@@ -201,20 +211,46 @@ def _found(seen: Seen, tier: str) -> float | None:
     return next((one.hit_ratio for one in seen.hits if one.tier == tier and one.hit_ratio is not None), None)
 
 
-def reasons(plan: Plan, seen: Seen, others: Sequence[PlanCheck]) -> list[str]:
-    """Why hits may differ from those planned, those that the figures show before those that they cannot."""
-    found = [text for text in (_off(seen), _cold(plan, seen), _short(seen), _pool(plan, seen)) if text]
-    found += [
-        f"{one.what}: {_figure(one.observed, one.unit)}, planned with {_figure(one.planned, one.unit)}"
-        for one in others
-        if not one.agrees and one.what in ("host pool of one engine", "requests of one engine", "prompt of a request")
-    ]
+def reasons(plan: Plan, seen: Seen, others: Sequence[PlanCheck], more: bool) -> list[str]:
+    """Why hits may differ from those planned, those that the figures show before those that they cannot.
+
+    `more` hits than planned have other reasons than fewer: a cold cache or a smaller pool explains none of them.
+    """
+    return _why_more(plan, seen, others) if more else _why_fewer(plan, seen, others)
+
+
+def _why_more(plan: Plan, seen: Seen, others: Sequence[PlanCheck]) -> list[str]:
+    pools = (observed_pool_tokens(plan, seen) or 0.0) > (pool_tokens(plan) or math.inf)
+    found = [text for text in (_short(seen), _pool(plan, seen) if pools else "", *_apart(others, larger=True)) if text]
+    found.append("prompts of now share more than those of the log: profile a log of this time and plan again")
+    found.append("not visible in metrics: the same prompts sent again, as benchmarks and health checks do")
+    return found
+
+
+def _why_fewer(plan: Plan, seen: Seen, others: Sequence[PlanCheck]) -> list[str]:
+    pools = (observed_pool_tokens(plan, seen) or 0.0) < (pool_tokens(plan) or 0.0)
+    pool = _pool(plan, seen) if pools else ""
+    found = [text for text in (_off(seen), _cold(plan, seen), _short(seen), pool) if text]
+    found += _apart(others, larger=False)
     if seen.restarts:
         found.append(f"servers restarted within the window ({seen.restarts} times): caches began empty")
     if seen.engines > 1 and plan.policy.routing == "affinity":
         found.append(f"{seen.engines} engines: the plan sends a conversation back to its engine, does the router?")
     found.append("not visible in metrics: salts or tenants that keep requests apart, templates that change the prompt")
     return found
+
+
+def _apart(others: Sequence[PlanCheck], larger: bool) -> list[str]:
+    """Other figures that differ and move hits: a host pool by its size, traffic whichever way."""
+    return [
+        f"{one.what}: {_figure(one.observed, one.unit)}, planned with {_figure(one.planned, one.unit)}"
+        for one in others
+        if not one.agrees
+        and (
+            one.what in ("requests of one engine", "prompt of a request")
+            or (one.what == "host pool of one engine" and ((one.observed or 0.0) > one.planned) == larger)
+        )
+    ]
 
 
 def _off(seen: Seen) -> str:

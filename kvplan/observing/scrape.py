@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from kvplan.engines.metrics import found
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import reason
 from kvplan.observing import fetch
@@ -114,6 +116,7 @@ def saved(paths: Sequence[Path], elapsed_s: float | None) -> Taken:
     files were last changed, which is said; else not known, and then there are no rates.
     """
     pages = [_file(path) for path in paths]
+    _one_server(paths, pages)
     notes: list[str] = []
     times: list[float | None]
     if elapsed_s is not None:
@@ -130,6 +133,39 @@ def saved(paths: Sequence[Path], elapsed_s: float | None) -> Taken:
             notes = ["how far apart the pages are is not known: give --elapsed to have rates"]
     where = " … ".join(dict.fromkeys((str(paths[0]), str(paths[-1]))))
     return Taken(_recording(times, [Track(where, tuple(pages))]), notes=notes)
+
+
+def _one_server(paths: Sequence[Path], pages: Sequence[Page]) -> None:
+    """Raises KvplanError for pages that cannot be one server's, oldest first."""
+    for index in range(1, len(pages)):
+        old, new = pages[index - 1], pages[index]
+        names = f"{paths[index - 1]} and {paths[index]}"
+        mine, theirs = ({one.name for one in found(page.names)} for page in (old, new))
+        if mine and theirs and not mine & theirs:
+            raise KvplanError(
+                f"{names}: metrics of {', '.join(sorted(mine))} and of {', '.join(sorted(theirs))}: give pages of one "
+                "server, oldest first"
+            )
+        if _start_of(old) is not None and _start_of(old) == _start_of(new) and _fell(old, new):
+            raise KvplanError(f"{names}: the same process counts less on the later page: give the oldest page first")
+        if (_start_of(new) or math.inf) < (_start_of(old) or 0.0):
+            raise KvplanError(f"{names}: the later page is of a process started earlier: give the oldest page first")
+
+
+def _start_of(page: Page) -> float | None:
+    """When the process started, where the page is of one process alone."""
+    starts = {value for (name, _), value in page.samples.items() if name == _START}
+    return starts.pop() if len(starts) == 1 else None
+
+
+def _fell(old: Page, new: Page) -> bool:
+    """Whether every counter of requests or tokens that moved went down."""
+    moved = [
+        new.samples[key] - value
+        for key, value in old.samples.items()
+        if key[0].endswith(("_total", "_count")) and new.samples.get(key, value) != value
+    ]
+    return bool(moved) and max(moved) < 0
 
 
 def _rise(times: Sequence[float | None]) -> bool:
