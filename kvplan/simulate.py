@@ -60,9 +60,12 @@ def run(
     """
     if not (math.isfinite(rate_scale) and rate_scale > 0):
         raise UsageError(f"a rate scale of {rate_scale:g} has no meaning: give a factor above 0")
+    if slo_ttft_s is not None and not slo_ttft_s > 0:
+        raise UsageError("--slo-ttft: no first token comes in no time: give a target above 0")
     check(loop, rate_scale, slo_ttft_s is not None)
+    count = len(requests.time_s) if limit is None else min(limit, len(requests.time_s))
     subject = setup.subject_of(plan, requests.block_tokens, options or Options())
-    shocks.check(faults, subject.engine, loop)
+    shocks.check(faults, subject.engine, loop, count)
     engine, played = subject.engine, [*subject.arms, *arms]
     names = [arm.name for arm in played]
     if len(set(names)) < len(names):
@@ -70,7 +73,6 @@ def run(
     results = [play(requests, engine, arm, faults, rate_scale, limit, progress, loop) for arm in played]
     if slo_ttft_s is not None:
         results = _with_rates(results, requests, engine, slo_ttft_s, limit or RATE_REQUESTS, subject.band, progress)
-    count = len(requests.time_s) if limit is None else min(limit, len(requests.time_s))
     span = float(requests.time_s[count - 1] - requests.time_s[0]) / rate_scale
     after = schedule_of(requests, rate_scale, limit, loop=loop).after if loop.kind == "sessions" else ()
     return Simulation(
@@ -92,7 +94,8 @@ def run(
         findings=(
             *remarks.of_results(results),
             *remarks.of_log(requests),
-            *remarks.of_plan(plan, requests),
+            *remarks.of_plan(plan, requests, count),
+            *remarks.of_faults(faults, span, loop),
             *remarks.of_loop(requests, loop, after),
         ),
     )

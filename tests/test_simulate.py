@@ -541,3 +541,63 @@ def test_what_the_plan_or_log_makes_of_the_model_is_said() -> None:
     codes = {one.code for one in simulate.run(asked, log).findings}
     assert {"no-output", "growth", "no-sessions"} <= codes
     assert not {"growth", "no-sessions"} & {one.code for one in simulate.run(plan, log).findings}
+
+
+def test_no_more_kv_cache_is_played_than_the_gpus_have_room_for() -> None:
+    """Active requests of a plan that does not fit need more than there is: that need is no memory."""
+    plan = samples.plan().data
+    gpu = plan.budgets.gpu
+    assert gpu.limit_bytes is not None
+    beside = sum(item.bytes for item in gpu.items if item.name in ("weights", "engine overhead"))
+    assert setup.room_for_kv(plan) == gpu.limit_bytes - beside >= gpu.usable_bytes
+    over = replace(plan, budgets=replace(plan.budgets, gpu=replace(gpu, usable_bytes=3 * gpu.limit_bytes)))
+    engine, _ = setup.engine_of(over, 512, simulate.Options())
+    assert engine.kv_tokens == (gpu.limit_bytes - beside) // 131_072
+    log = replace(conversations(5, 1.0), block_tokens=512)
+    said = {one.code: one.text for one in simulate.run(over, log).findings}
+    assert "have room for" in said["gpu-does-not-fit"]
+    assert "gpu-does-not-fit" not in {one.code for one in simulate.run(plan, log).findings}
+
+
+def test_prompts_longer_than_the_model_reads_are_said() -> None:
+    plan = samples.plan().data
+    longest = plan.inputs.estimate.data.model.max_context_tokens
+    assert longest is not None
+    log = replace(conversations(5, 1.0), block_tokens=512)
+    inputs = log.input_tokens.copy()
+    inputs[2] = longest
+    said = {one.code: one.text for one in simulate.run(plan, replace(log, input_tokens=inputs)).findings}
+    assert said["longer-than-context"].startswith("1 of 5 requests is longer")
+    assert "longer-than-context" not in {one.code for one in simulate.run(plan, log).findings}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (simulate.Options(kv_tokens=0), "--kv-tokens 0: less than one block"),
+        (simulate.Options(kv_tokens=511), "--kv-tokens 511: less than one block of 512"),
+        (simulate.Options(memory_bytes_per_s=0.0), "--memory-rate"),
+    ],
+)
+def test_an_engine_that_could_not_run_is_refused(options: simulate.Options, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        setup.engine_of(samples.plan().data, 512, options)
+
+
+def test_a_target_of_no_time_is_refused() -> None:
+    with pytest.raises(UsageError, match="--slo-ttft"):
+        simulate.run(ENGINE, conversations(5, 1.0), slo_ttft_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "kv_tokens", "says"),
+    [
+        (1, ENGINE.kv_tokens, "With one request, arm"),
+        (None, ENGINE.kv_tokens, "With all requests at one moment"),
+        (None, BLOCK, "no request was served in any arm"),
+    ],
+)
+def test_the_first_line_of_a_log_without_a_rate_or_an_answer(limit: int | None, kv_tokens: int, says: str) -> None:
+    log = log_of([[1, 2], [3, 4]], [5.0, 5.0], [1, 1])
+    made = simulate.run(replace(ENGINE, kv_tokens=kv_tokens), log, arms=[host(4)], limit=limit)
+    assert says in report.sections(files.wrap(made)).lead

@@ -180,8 +180,31 @@ def test_a_fault_is_read(text: str, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["restart", "10:restart", "5s:flood", "5s:slow-host=0", "5s:fail-loads=x", "5s:scan=0", "5s:client-gone"]
+    "text",
+    [
+        *("restart", "10:restart", "5s:flood", "5s:slow-host=0", "5s:fail-loads=x", "5s:fail-loads=1.1", "5s:scan=0"),
+        "5s:client-gone",
+    ],
 )
 def test_a_fault_that_means_nothing_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--fault"):
         simulate.fault_of(text)
+
+
+def test_a_client_that_the_log_does_not_have_cannot_go() -> None:
+    log = conversations(20, 1.0)
+    simulate.run(SMALL, log, faults=[Fault(at_s=1.0, kind="client-gone", request=19)])
+    with pytest.raises(UsageError, match="numbered 0 to 19"):
+        simulate.run(SMALL, log, faults=[Fault(at_s=1.0, kind="client-gone", request=20)])
+
+
+def test_a_fault_after_the_last_arrival_is_said() -> None:
+    log = conversations(20, 1.0)
+    span = float(log.time_s[-1] - log.time_s[0])
+
+    def codes(at_s: float) -> set[str]:
+        faults = [Fault(at_s=at_s, kind="restart", value=1.0)]
+        return {one.code for one in simulate.run(SMALL, log, faults=faults).findings}
+
+    assert "fault-after-arrivals" in codes(span + 1)
+    assert "fault-after-arrivals" not in codes(span / 2)

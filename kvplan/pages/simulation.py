@@ -38,6 +38,8 @@ def _lead(simulation: Simulation) -> str:
     """The second arm (offload on) against the first (off): the rates that hold where they are known, else times."""
     off, *others = simulation.arms
     pace = f"With {_pace(simulation)}"
+    if not any(one.input_tokens for one in simulation.arms):
+        return f"{pace}: no request was served in any arm, so nothing can be said of hits and waiting."
     if not others:
         return f"{pace}, arm {off.arm.name} alone: {show_percent(off.hit_ratio)} of input tokens hit."
     on = others[0]
@@ -71,9 +73,9 @@ def _pace(simulation: Simulation) -> str:
         return f"{parts.plural(loop.concurrency or 0, 'client')}, each waiting for its answer (closed loop)"
     if loop.kind == "sessions":
         return f"{simulation.follow_ups:,} later turns that wait for the answer before (closed loop)"
-    return (
-        parts.NONE if simulation.requests_per_s is None else f"{simulation.requests_per_s:.3g} requests/s (open loop)"
-    )
+    if simulation.requests_per_s is not None:
+        return f"{simulation.requests_per_s:.3g} requests/s (open loop)"
+    return "one request" if simulation.requests == 1 else "all requests at one moment (open loop)"
 
 
 def _spread(times: Spread | None) -> str:
@@ -102,7 +104,7 @@ def _arms(simulation: Simulation) -> Section:
         (
             one.arm.name,
             _what(one.arm),
-            show_percent(one.hit_ratio),
+            show_percent(one.hit_ratio) if one.input_tokens else parts.NONE,
             _spread(one.ttft),
             _spread(one.queue_wait),
             show_percent(one.gpu_busy_ratio),

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvplan.documents import ArmResult, EngineModel, Finding, Loop, Plan, Requests
+from kvplan.documents import ArmResult, EngineModel, Fault, Finding, Loop, Plan, Requests
 from kvplan.simulation.loops import Turn
-from kvplan.simulation.setup import assumed_stores
+from kvplan.simulation.setup import assumed_stores, room_for_kv
+from kvplan.units import show_bytes, show_duration
 
 SATURATED = 0.97
 
@@ -20,7 +21,10 @@ def of_results(results: Sequence[ArmResult]) -> tuple[Finding, ...]:
         findings.append(Finding(severity="info", code="one-arm", text=text))
     unfit = max(result.cancelled.get("does not fit", 0) for result in results)
     if unfit:
-        text = f"{unfit:,} requests are longer than the GPU's whole KV cache: turned away in every arm"
+        text = (
+            f"{parts_of(unfit, results[0].submitted)} longer than the whole KV cache of a replica: turned away in "
+            "every arm, and in no figure but the count of completed"
+        )
         findings.append(Finding(severity="warning", code="does-not-fit", text=text))
     lost = [one.arm.name for one in results[:1] if one.sustainable and one.sustainable.requests_per_s is None]
     if lost:
@@ -47,17 +51,32 @@ def of_log(requests: Requests) -> tuple[Finding, ...]:
     return (Finding(severity="warning", code="no-output", text=text),)
 
 
-def of_plan(plan: Plan | EngineModel, requests: Requests) -> tuple[Finding, ...]:
+def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[Finding, ...]:
     """What the plan asks for that the model takes otherwise; an engine given by its figures asks for nothing."""
     if isinstance(plan, EngineModel):
         return ()
     policy, groups = plan.policy, plan.inputs.estimate.data.groups
+    room, longest = room_for_kv(plan), plan.inputs.estimate.data.model.max_context_tokens
+    needs = requests.input_tokens[:count] + requests.output_tokens[:count]
+    long = 0 if longest is None else int((needs > longest).sum())
     kinds = sorted({group.kind for group in groups if group.kind in ("sliding", "chunked", "recurrent", "cross")})
     cases: tuple[tuple[bool, str, str], ...] = (
         (
             bool(kinds),
             "layers-not-modelled",
             f"{', '.join(kinds)} layers are played as if they kept every token at the plan's bytes a token",
+        ),
+        (
+            plan.budgets.gpu.usable_bytes > room,
+            "gpu-does-not-fit",
+            f"the plan's own requests need {show_bytes(plan.budgets.gpu.usable_bytes)} of KV cache, and the GPUs of a "
+            f"replica have room for {show_bytes(room)}: requests wait for that room, or are preempted",
+        ),
+        (
+            long > 0,
+            "longer-than-context",
+            f"{parts_of(long, count)} longer than the model's context of {longest or 0:,} tokens, answer included: "
+            "a server would refuse or cut them, here they are played whole",
         ),
         (
             policy.growth != 1,
@@ -78,6 +97,21 @@ def of_plan(plan: Plan | EngineModel, requests: Requests) -> tuple[Finding, ...]
         )
         named.append(Finding(severity="warning", code="store-rate-assumed", text=text))
     return tuple(named)
+
+
+def of_faults(faults: Sequence[Fault], span_s: float, loop: Loop) -> tuple[Finding, ...]:
+    """Faults that come when no request does any more."""
+    late = [fault for fault in faults if fault.at_s > span_s]
+    if not late or loop.kind != "open":
+        return ()
+    names = ", ".join(f"{fault.kind} at {show_duration(fault.at_s)}" for fault in late)
+    text = f"{names}: after the last arrival, {show_duration(span_s)} from the first: few requests or none see it"
+    return (Finding(severity="warning", code="fault-after-arrivals", text=text),)
+
+
+def parts_of(some: int, count: int) -> str:
+    """'1 of 5 requests is', '2 of 5 requests are'."""
+    return f"{some:,} of {count:,} requests {'is' if some == 1 else 'are'}"
 
 
 def of_loop(requests: Requests, loop: Loop, after: Sequence[Turn | None]) -> tuple[Finding, ...]:

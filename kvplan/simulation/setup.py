@@ -8,7 +8,7 @@ from typing import Literal
 
 from kvplan.catalog import gpu as catalogue_gpu
 from kvplan.documents import Arm, EngineModel, Evidence, LinkModel, Loop, ModelRef, Plan, Prefill, Provenance
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UsageError
 from kvplan.units import show_duration, show_rate, show_tokens
 
 ERROR = 0.29  # published simulators err by 18 % of mean and 29 % of p99 TTFT against real servers
@@ -81,12 +81,7 @@ def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMo
     per_gpu = max(estimate.kv.bytes_per_token_per_gpu, -(-per_token // gpus))
     rate, rate_from, rate_source = _memory_rate(plan, options.memory_bytes_per_s)
     weights = estimate.weights.bytes_per_gpu if estimate.weights else 0
-    tokens = options.kv_tokens or plan.budgets.gpu.usable_bytes // (per_gpu * gpus)
-    if tokens < block_tokens:
-        raise KvplanError(
-            f"the plan leaves {tokens:,} tokens of KV cache on the GPU, less than one block of {block_tokens:,}: "
-            "plan with a larger GPU or smaller weights"
-        )
+    tokens = _kv_tokens(plan, per_gpu * gpus, block_tokens, options)
     model = EngineModel(
         kv_tokens=tokens,
         block_tokens=block_tokens,
@@ -109,6 +104,35 @@ def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMo
     return model, (*_evidences(plan, model, prefill, options), memory)
 
 
+def _kv_tokens(plan: Plan, bytes_per_token: int, block_tokens: int, options: Options) -> int:
+    """Tokens of KV cache in one replica: those asked for, or what its GPUs have room for beside weights and overhead.
+
+    A plan whose active requests need more than that has a budget larger than its GPUs: only what is there is played.
+    """
+    if options.kv_tokens is not None:
+        if options.kv_tokens < block_tokens:
+            raise UsageError(
+                f"--kv-tokens {options.kv_tokens:,}: less than one block of {block_tokens:,} tokens, so nothing fits"
+            )
+        return options.kv_tokens
+    tokens = min(plan.budgets.gpu.usable_bytes, room_for_kv(plan)) // bytes_per_token
+    if tokens < block_tokens:
+        raise KvplanError(
+            f"the plan leaves {tokens:,} tokens of KV cache on the GPU, less than one block of {block_tokens:,}: "
+            "plan with a larger GPU or smaller weights"
+        )
+    return tokens
+
+
+def room_for_kv(plan: Plan) -> int:
+    """Bytes that the GPUs of one replica have beside what is not KV cache; the budget itself where it has no limit."""
+    budget = plan.budgets.gpu
+    if budget.limit_bytes is None:
+        return budget.usable_bytes
+    other = sum(item.bytes for item in budget.items if item.name in ("weights", "engine overhead"))
+    return max(0, budget.limit_bytes - other)
+
+
 def _evidence(what: str, value: str, provenance: Provenance, source: str) -> Evidence:
     return Evidence(what=what, value=value, provenance=provenance, source=source)
 
@@ -121,7 +145,7 @@ def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Option
             "KV cache of a replica",
             f"{show_tokens(model.kv_tokens)} tokens",
             "configured",
-            "--kv-tokens" if options.kv_tokens else "the plan",
+            "--kv-tokens" if options.kv_tokens is not None else "the plan",
         ),
         _evidence("recompute cost", cost, prefill.provenance, prefill.source),
         _evidence("step limits", limits, "default", "--max-num-batched-tokens and --max-num-seqs"),
@@ -170,6 +194,8 @@ def _origin(plan: Plan, name: str) -> tuple[Provenance, str]:
 
 def _memory_rate(plan: Plan, given: float | None) -> tuple[float, Provenance, str]:
     if given is not None:
+        if given <= 0:
+            raise UsageError("--memory-rate: memory without a rate reads nothing: give one above 0, such as 4.8TB/s")
         return given, "configured", "--memory-rate"
     spec, probe, estimate = plan.inputs.gpu, plan.inputs.probe, plan.inputs.estimate.data
     names = [one.name for one in probe.data.host.gpus] if probe else []

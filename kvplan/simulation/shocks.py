@@ -10,8 +10,14 @@ from kvplan.errors import UsageError
 from kvplan.simulation.world import Schedule
 
 
-def check(faults: Sequence[Fault], engine: EngineModel, loop: Loop) -> None:
-    """Raises UsageError for a fault that cannot happen to this engine or in this loop."""
+def check(faults: Sequence[Fault], engine: EngineModel, loop: Loop, requests: int) -> None:
+    """Raises UsageError for a fault that cannot happen to this engine, in this loop or to so many requests."""
+    scanned = sum(int(fault.value) for fault in faults if fault.kind == "scan")
+    for fault in faults:
+        if fault.kind == "client-gone" and (fault.request or 0) >= requests + scanned:
+            raise UsageError(
+                f"--fault client-gone={fault.request}: requests are numbered 0 to {requests + scanned - 1:,}"
+            )
     gone = {int(fault.value) for fault in faults if fault.kind == "worker-gone"}
     if any(number >= engine.replicas for number in gone):
         raise UsageError(f"--fault worker-gone: replicas are numbered 0 to {engine.replicas - 1}")

@@ -101,7 +101,7 @@ def fault_of(text: str) -> Fault:
             case "slow-host" | "slow-disk":
                 return Fault(at_s=at, kind="link", tier=_tier(what), value=_above_zero(value))
             case "fail-loads":
-                return Fault(at_s=at, kind="load-failure", value=min(1.0, _above_zero(value)))
+                return Fault(at_s=at, kind="load-failure", value=_share(value))
             case "client-gone":
                 return Fault(at_s=at, kind="client-gone", request=_count(value))
             case "worker-gone":
@@ -123,6 +123,13 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise UsageError(f"{text!r} is no number of 0 or more")
     return int(text)
+
+
+def _share(text: str) -> float:
+    value = _above_zero(text)
+    if value > 1:
+        raise UsageError(f"{text!r} is more than all of them: give a share of 1 or less")
+    return value
 
 
 def _above_zero(text: str) -> float:
