@@ -330,9 +330,8 @@ def check_values(found: Sequence[Case]) -> Iterator[Outcome]:
         for case in mine
         for error in schema.iter_errors(yaml.safe_load((case.folder / "values.yaml").read_text()))
     )
-    yield Outcome(
-        system="production-stack", parser="the chart's schema, as restated here", taken=len(mine), wrong=wrong
-    )
+    parser = "the chart's schema, as restated here"
+    yield Outcome(system="production-stack", parser=parser, taken=len(mine), wrong=wrong, right="accepted")
 
 
 def environments() -> argparse.Namespace:

@@ -360,8 +360,15 @@ FILES = [
     ("sglang", "python -m sglang.launch_server --tp 4 --enable-hicache --hicache-size 40", 160 * GB, 0),
     ("llama.cpp", "llama-server -m a.gguf", 8192 * MiB, 0),
     ("llama.cpp", "llama-server --models-preset a.ini --models-max 3 -cram 100", 300 * MiB, 0),
+    ("llama.cpp", "llama-server --models-dir /m --cache-ram 10", 40 * MiB, 0),
     ("llama.cpp-router", "[*]\ncache-ram = 64\n[a]\nmodel = a\n[b]\ncache-ram = 100\n", 164 * MiB, 0),
     ("tensorrt-llm", "tensor_parallel_size: 2\nkv_cache_config: {host_cache_size: 1000, disk_cache_size: 7}", 2000, 14),
+    (
+        "tensorrt-llm",
+        "tensor_parallel_size: 2\npipeline_parallel_size: 3\nkv_cache_config: {host_cache_size: 1000}",
+        6000,
+        0,
+    ),
     ("dynamo-kvbm", "DYN_KVBM_CPU_CACHE_GB=1.5 DYN_KVBM_DISK_CACHE_GB='10' dynamo run", 1_500_000_000, 10 * GB),
     ("mooncake-store", "mooncake_client --global_segment_size='4 GB'", 4 * GiB, 0),
     (
@@ -386,6 +393,8 @@ def test_foreign_files_are_recognised_and_their_bytes_added_up(system: str, text
         ("max_local_cpu_size: 50\n", 8, 400 * GiB),
         ('LMCACHE_MAX_LOCAL_CPU_SIZE: "50"\n', 8, 400 * GiB),
         ("chunk_size: 256\nmax_local_disk_size: 0\n", 2, 10 * GiB),
+        ('{"protocol": "rdma", "global_segment_size": 4096}', 3, 3 * (4 * GiB + 4096)),
+        ('{"mode": "embedded", "metadata_server": "a", "local_buffer_size": 1, "global_segment_size": "1KB"}', 2, 2050),
         ('{"global_segment_size": "80GB", "local_buffer_size": "4GB"}', 2, 168 * GiB),
     ],
 )
