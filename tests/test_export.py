@@ -308,9 +308,9 @@ FILES = [
     ("vllm", "kv-offloading-size: 12\ntensor-parallel-size: 2\n", 12 * GiB, 0),
     (
         "vllm",
-        'vllm serve m -tp 4 --kv-transfer-config \'{"kv_connector":"SimpleCPUOffloadConnector",'
+        'vllm serve m -tp 4 -dp 2 --kv-transfer-config \'{"kv_connector":"SimpleCPUOffloadConnector",'
         '"kv_role":"kv_both","kv_connector_extra_config":{"cpu_bytes_to_use_per_rank":1000}}\'',
-        4000,
+        8000,
         0,
     ),
     (
@@ -536,6 +536,28 @@ def test_room_is_that_of_a_newer_probe_where_one_is_given() -> None:
     assert codes(export(plan, "vllm"))["shm-room"] == "info"
     small = records.replace(probe, host=records.replace(probe.host, shm_free_bytes=64 * MiB))
     assert codes(export(plan, "vllm", host=small))["shm-room"] == "error"
+
+
+def test_a_plan_for_another_host_than_the_probed_one_claims_nothing_of_its_room() -> None:
+    plan = samples.plan().data
+    elsewhere = records.replace(plan, settings=records.replace(plan.settings, host_known=False))
+    assert codes(export(elsewhere, "vllm"))["shm-room"] == "warning"
+
+
+def test_a_latent_beside_other_caches_is_stored_by_every_rank() -> None:
+    plan = samples.plan()
+    (group,) = plan.data.inputs.estimate.data.groups
+
+    def size(*kinds: str) -> int | None:
+        groups = tuple(records.replace(group, kind=kind) for kind in kinds)
+        estimate = records.replace(plan.data.inputs.estimate.data, groups=groups)
+        document = records.replace(plan.data.inputs.estimate, data=estimate)
+        inputs = records.replace(plan.data.inputs, estimate=document)
+        eight = records.replace(plan.data.settings, ranks=8)
+        made = export(records.replace(plan.data, inputs=inputs, settings=eight), "lmcache")
+        return int(made.knobs[0].written)
+
+    assert (size("latent"), size("latent", "indexer"), size("latent", "draft"), size("full")) == (160, 160, 20, 20)
 
 
 def test_several_models_on_one_machine_go_to_the_router(tmp_path: Path) -> None:

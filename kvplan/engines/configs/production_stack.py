@@ -96,9 +96,6 @@ def _folder(given: Given) -> list[str]:
 
 
 def _conditions(given: Given, size: int, disk: int) -> Iterator[Finding]:
-    if given.host_bytes and not size:
-        text = f"{show_bytes(given.host_bytes)} are less than 1 GiB a rank, which the chart leaves out"
-        yield finding("error", "too-small", text)
     yield conditions.chunk_multiple(given, lmcache.CHUNK, "LMCache")
     yield from conditions.page_locking(given, size * GiB)
     yield from lmcache.rounding(given, size * GiB)
