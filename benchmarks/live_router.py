@@ -146,10 +146,11 @@ def compare(given: argparse.Namespace, folder: Path) -> int:
         for seed, name in enumerate(NAMES):
             models.write_gguf(place / "models" / f"{name}.gguf", SHAPE if kind == "quick" else SLOW, seed)
     different = cut = 0
+    loads = {kind: load_seconds(given.environment, place) for kind, place in folders.items()}
     for number in range(given.schedules):
         kind = "slow" if number % SLOW_EVERY == SLOW_EVERY - 1 else "quick"
-        load_s = load_seconds(given.environment, folders[kind])
-        run, same = judge(given, folders[kind], given.seed + number, 1 + number // SLOW_EVERY % 2, load_s)
+        run, same = judge(given, folders[kind], given.seed + number, 1 + number // SLOW_EVERY % 2, loads[kind])
+        loads[kind] = run.load_s
         different += not same
         cut += run.story.fates.count("cut")
     print(f"{given.schedules - different} of {given.schedules} schedules as predicted, {cut} answers cut")

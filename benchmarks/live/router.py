@@ -85,6 +85,8 @@ def _drawn(chance: random.Random, models_max: int, load_s: float) -> tuple[Ask, 
     if len(late) < 2:
         return None
     shared, leaver = chance.sample(late, 2)
+    if leaver == 0:  # whose load is the one that is timed
+        return None
     asks[leaver] = replace(asks[leaver], patience_s=1.5 * TICK_S)
     joined = asks[shared].at_s + TICK_S / 2
     asks.append(Ask(at_s=joined, model=asks[shared].model, runs_s=TICK_S * chance.uniform(0.4, 2)))
