@@ -495,6 +495,21 @@ def test_a_file_over_the_plan_or_the_host_is_not_ok() -> None:
         check(fits, "file", against=samples.workload())
 
 
+def test_a_mapped_tier_of_a_foreign_file_is_held_against_dev_shm() -> None:
+    probe = samples.probe()
+
+    def seen(text: str, free: int) -> bool:
+        host = records.replace(probe.data.host, shm_free_bytes=free)
+        document = records.replace(probe, data=records.replace(probe.data, host=host))
+        return "shm-room" in codes(check(text, "file", against=document))
+
+    mapped = "vllm serve m --kv-offloading-size 100"
+    assert seen(mapped, 100 * GiB + GiB // 4 - 1)
+    assert not seen(mapped, 100 * GiB + GiB // 4)
+    assert not seen("VLLM_USE_SIMPLE_KV_OFFLOAD=1 " + mapped, 0)
+    assert not seen("llama-server --cache-ram 100", 0)
+
+
 def test_the_plan_tells_ranks_and_latent_where_the_file_does_not() -> None:
     plan = samples.plan()
     pair = records.replace(plan.data.settings, ranks=2)
