@@ -344,11 +344,26 @@ def test_what_a_signal_raises_while_threads_end_waits_for_them_and_is_not_lost(
         real(seconds)
 
     monkeypatch.setattr(disk_io, "_wait", lambda *_: None)
-    monkeypatch.setattr(interrupts, "time", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
     with pytest.raises(kind):
         disk_io.run(descriptor, job(filled, depth=4, seconds=0.3), lambda rate: None)
     assert pressed
     assert threading.active_count() == 1
+
+
+def test_a_thread_whose_start_was_interrupted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no number yet when the interrupt comes, and runs all the same; one never started is not waited for."""
+    ran: list[bool] = []
+    thread = threading.Thread(target=lambda: ran.append(True))
+
+    def interrupted(timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread._started, "wait", interrupted)  # type: ignore[attr-defined]
+    with pytest.raises(KeyboardInterrupt):
+        thread.start()
+    interrupts.join_all([thread, threading.Thread()])
+    assert (ran, threading.active_count()) == ([True], 1)
 
 
 # ---- the kernel's queues

@@ -1,4 +1,4 @@
-"""Ctrl-C that is never lost: one that lands where Python cannot raise it is raised at the next chance."""
+"""Signals that are never lost: what one raises where Python cannot raise it is raised at the next chance."""
 
 from __future__ import annotations
 
@@ -6,63 +6,61 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from kvplan.progress import Progress
 
+Handler = Callable[[int, FrameType | None], Any]
+
 _LOOK_S = 1e-3
+_STARTING_S = 5.0  # a thread whose start was cut short runs by then, or never will
 
 
 def join_all(threads: Iterable[threading.Thread]) -> None:
     """Wait for every thread that was started, whatever a signal raises meanwhile; the first of it is raised at last."""
-    waiting = [thread for thread in threads if thread.ident is not None]
+    waiting, began = list(threads), time.monotonic()
     raised: BaseException | None = None
     while waiting:
         try:
-            _wait(waiting)
+            _wait(waiting, began + _STARTING_S)
         except BaseException as error:  # Ctrl-C, or what a handler of SIGTERM raises to end the program
             raised = raised or error
     if raised is not None:
         raise raised
 
 
-def _wait(waiting: list[threading.Thread]) -> None:
-    """Take out of the list what has ended, until nothing is left.
+def _wait(waiting: list[threading.Thread], started_by: float) -> None:
+    """Take out of the list what has ended or was never started, until nothing is left.
 
-    Not by Thread.join: interrupted, it takes a thread that still runs for one that has ended (CPython 3.11).
+    Not by Thread.join: interrupted, it takes a thread that still runs for one that has ended (CPython 3.11). A thread
+    whose start was interrupted has no number yet, and runs all the same.
     """
     while waiting:
         running = threading.enumerate()
-        waiting[:] = [thread for thread in waiting if thread in running]
+        late = time.monotonic() > started_by
+        waiting[:] = [thread for thread in waiting if thread in running and not (late and thread.ident is None)]
         if waiting:
             time.sleep(_LOOK_S)
 
 
 @contextmanager
 def heeded(progress: Progress) -> Iterator[Progress]:
-    """`progress`, which raises KeyboardInterrupt when an interrupt went unheard, and SystemExit likewise.
+    """`progress`, which raises what a handler of SIGINT or SIGTERM raised and nobody heard.
 
-    Python drops an exception that rises in a destructor or in a callback from C, and prints that it did; a probe has
-    many of both. Outside the main thread, or where somebody else handles SIGINT, this does nothing.
+    Python drops an exception that rises in a destructor or in a callback from C, and mostly prints that it did; a probe
+    has many of both. Outside the main thread, where no handler runs, this does nothing.
     """
-    main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if threading.current_thread() is not threading.main_thread():
         yield progress
         return
     unheard: list[BaseException] = []
     ignored = sys.unraisablehook
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        unheard.append(KeyboardInterrupt())
-        signal.default_int_handler(number, frame)
-
     def unraisable(what: Any) -> None:
-        if what.exc_type is SystemExit:  # of a handler of SIGTERM: raised below
-            unheard.append(what.exc_value or SystemExit())
-        elif what.exc_type is not KeyboardInterrupt:
+        if not any(isinstance(one, what.exc_type) for one in unheard):  # those are raised below
             ignored(what)
 
     def listen(what: str, done: float | None = None) -> None:
@@ -70,7 +68,10 @@ def heeded(progress: Progress) -> Iterator[Progress]:
             raise unheard[0]
         progress(what, done)
 
-    signal.signal(signal.SIGINT, handle)
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    for number, handler in handlers.items():
+        signal.signal(number, _remembering(handler, unheard))
     sys.unraisablehook = unraisable
     try:
         yield listen
@@ -78,4 +79,18 @@ def heeded(progress: Progress) -> Iterator[Progress]:
             raise unheard[0]
     finally:
         sys.unraisablehook = ignored
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _remembering(handler: Handler, raised: list[BaseException]) -> Handler:
+    """The handler, which keeps what it raises."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            handler(number, frame)
+        except BaseException as error:
+            raised.append(error)
+            raise
+
+    return handle
