@@ -143,12 +143,18 @@ def load(path: Path) -> Document[Any]:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A stream whose bytes become `path` when the block ends well, so a reader sees the old file or the new one.
 
-    Raises KvplanError naming the path where the folder is missing, unwritable or full; then the old file stays.
+    A device or a pipe, such as /dev/null, is written into, never replaced. Raises KvplanError naming the path where the
+    folder is missing, unwritable or full; then the old file stays.
     """
+    if _is_special(path):
+        with _into(path) as stream:
+            yield stream
+        return
+    shown, path = path, Path(os.path.realpath(path))  # a link stays one: what it points at is replaced
     try:
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     except OSError as error:
-        raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
+        raise KvplanError(f"{shown}: cannot write: {reason(error)}") from None
     try:
         with os.fdopen(descriptor, "wb") as stream:
             yield stream
@@ -159,8 +165,35 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         os.unlink(temporary)
         if isinstance(error, OSError):
-            raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
+            raise KvplanError(f"{shown}: cannot write: {reason(error)}") from None
         raise
+
+
+def _is_special(path: Path) -> bool:
+    """Whether there is something that is neither a file nor a folder: a device, a pipe, a socket."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextmanager
+def _into(path: Path) -> Iterator[BinaryIO]:
+    try:
+        with open(path, "wb") as stream:
+            yield stream
+    except OSError as error:
+        raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
+
+
+def can_replace(path: Path) -> None:
+    """Raises KvplanError, as `replacing` would after the work, where `path` cannot be written."""
+    if path.is_dir():
+        raise KvplanError(f"{path}: cannot write: is a folder")
+    if _is_special(path):
+        return
+    try:
+        with tempfile.TemporaryFile(dir=Path(os.path.realpath(path)).parent):
+            pass
+    except OSError as error:
+        raise KvplanError(f"{path}: cannot write: {reason(error)}") from None
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -256,6 +256,34 @@ def test_an_unwritable_output_is_one_line_and_leaves_nothing(run: Run, folder: P
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize(
+    ("output", "words", "code"),
+    [
+        ("no/such/s.json", "no/such/s.json: cannot write", 1),
+        (".", ".: cannot write: is a folder", 1),
+        ("s.html", "s.html: what this command writes is a document", 2),
+        ("s.md", "kvplan report FILE.json -o s.md", 2),
+    ],
+)
+def test_long_work_does_not_begin_for_a_file_that_cannot_take_it(
+    run: Run, folder: Path, output: str, words: str, code: int
+) -> None:
+    """The documents named do not exist: the file is refused before they are looked for."""
+    assert words in run.refused("simulate", "none.json", "--log", "none.jsonl", "-o", output, code=code)
+    assert words in run.refused("observe", "none.txt", "-o", output, code=code)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here to stand for a full disk")
+@pytest.mark.parametrize("form", [(), ("--json",)])
+@pytest.mark.parametrize(("to", "words"), [("/dev/full", "standard output: cannot write: no space"), ("&-", "closed")])
+def test_standard_output_that_takes_nothing_is_one_line(form: tuple[str, ...], to: str, words: str) -> None:
+    page = Path(__file__).parent / "metrics" / "vllm_tiers_after.txt"
+    command = f'exec "$0" -m kvplan observe "$@" >{to}'
+    ended = subprocess.run(["sh", "-c", command, sys.executable, str(page), *form], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+    assert words in ended.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm to offer as a drive")
 def test_memory_given_as_a_drive_is_refused(run: Run) -> None:
     before = set(os.listdir("/dev/shm"))

@@ -132,3 +132,19 @@ def test_schemas_exist_for_every_kind_and_no_other() -> None:
         assert files.json_schema(kind)["title"] == f"kvplan.{kind}"
     with pytest.raises(KvplanError, match="known: model, estimate"):
         files.json_schema("poem")
+
+
+def test_a_pipe_is_written_into_and_a_link_stays_a_link(tmp_path: Path) -> None:
+    """A file put in the place of /dev/null or /dev/stdout would break the machine, not only this command."""
+    pipe, target, link = tmp_path / "pipe", tmp_path / "target", tmp_path / "link"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.write_atomically(pipe, "text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    target.write_text("old")
+    link.symlink_to(target)
+    files.write_atomically(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"

@@ -70,9 +70,10 @@ def observe(
     Example: kvplan observe --url http://localhost:8000/metrics --for 10m --plan plan.json
     """
     from kvplan import observe as stage
-    from kvplan.console import answer, note, progress
+    from kvplan.console import answer, expect, note, progress
     from kvplan.files import load, wrap
 
+    expect(output)
     plan = pick([load(plan_file)], "plan", True) if plan_file is not None else None
     if dashboard is not None:
         if pages or url or prometheus:

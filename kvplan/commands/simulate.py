@@ -71,9 +71,10 @@ def simulate(
     Example: kvplan simulate plan.json --log trace.jsonl.gz --slo-ttft 10s
     """
     from kvplan import simulate as stage
-    from kvplan.console import answer, progress
+    from kvplan.console import answer, expect, progress
     from kvplan.files import load, wrap
 
+    expect(output)
     inputs = [load(path) for path in documents]
     given = pick(inputs, "plan", False)
     made = given if given is not None else planned(inputs, gpu, policy_of())
