@@ -137,6 +137,24 @@ def test_answers_are_counted_where_the_log_has_them_but_not_their_length(write: 
     assert requests.output_tokens.tolist() == [len(encoded("The inlet is blocked."))]
 
 
+@pytest.mark.parametrize("how", [{"tokenizer": TOKENIZER}, {"bytes_per_token": 4.0}])
+def test_requests_of_an_odd_form_are_read_or_refused_by_line(write: Any, how: dict[str, Any]) -> None:
+    said = {"role": "assistant", "content": "Yes.", "tool_calls": [None, 1, {"function": "f"}]}
+    odd = {
+        "messages": [{"role": "user", "content": "?"}],
+        "tools": ["f", {"function": {"name": ["x"]}}],
+        "timestamp": 0,
+    }
+    assert read([write([odd])], **how).input_tokens.size == 1
+    if "bytes_per_token" in how:
+        calls = [{"messages": [{**said, "tool_calls": calls}], "timestamp": 0} for calls in (said["tool_calls"], 1.5)]
+        assert read([write(calls)], **how).input_tokens.size == 2
+    deep = "[" * 900 + "]" * 900
+    row = '{"messages": [{"role": "user", "content": "?"}], "timestamp": 0, "tools": [' + deep + "]}"
+    with pytest.raises(KvplanError, match=r"log.jsonl:1: (nested too deeply|the chat template refuses)"):
+        read([write([row])], **how)
+
+
 # -------------------------------------------------------------------------------------- ShareGPT
 
 

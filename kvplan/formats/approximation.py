@@ -9,6 +9,7 @@ import numpy as np
 
 from kvplan.formats.messages import plain_messages, token_ids
 from kvplan.formats.parts import Parts, Reply, from_system
+from kvplan.formats.rows import malformed
 from kvplan.formats.work import KEY_BYTES, Done, Work, chained
 
 
@@ -49,8 +50,8 @@ class Approximation:
                 ids = token_ids(prompt)
                 keys, _ = chained(ids, ids[:0], block_tokens, work.seed)
                 return Done(tokens=ids.size, keys=keys, reply_tokens=None, images=0)
-        except ValueError as error:
-            return str(error)
+        except (ValueError, RecursionError) as error:
+            return malformed(error)
         data = np.frombuffer(text, np.uint8)
         keys, _ = chained(data, data[:0], max(1, round(block_tokens * self._bytes)), work.seed)
         blocks = len(keys) // KEY_BYTES

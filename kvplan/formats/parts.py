@@ -180,7 +180,8 @@ def _offsets(counts: list[int]) -> NDArray[Any]:
 
 def _kind(message: dict[str, Any]) -> str:
     role = {"developer": "system", "function": "tool"}.get(message["role"], message["role"])
-    if role == "assistant" and (_thought(message) or _said(message) != str(message.get("content") or "").strip()):
+    text = message.get("content")
+    if role == "assistant" and (_thought(message) or (isinstance(text, str) and _said(message) != text.strip())):
         return "reasoned"
     return role if role in PARTS else "user"
 
@@ -197,7 +198,8 @@ def _message(message: dict[str, Any]) -> Hashes:
 
 def _assistant(message: dict[str, Any]) -> Hashes:
     text = message.get("content")
-    calls = message.get("tool_calls") or []
+    calls = message.get("tool_calls")
+    calls = calls if isinstance(calls, list) else []
     called = _json([_sorted(call.get("function")) if isinstance(call, dict) else None for call in calls])
     said = _said(message)
     whole = f"{_thought(message)}\0{text if isinstance(text, str) else ''}\0{_json(calls)}"

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from kvplan.errors import KvplanError
 from kvplan.formats.messages import is_image, plain_messages, token_ids
 from kvplan.formats.parts import Parts, Reply, placed
+from kvplan.formats.rows import malformed
 from kvplan.formats.work import Done, Work, chained
 
 Tokens: TypeAlias = NDArray[np.uint32]
@@ -75,8 +76,8 @@ class Renderer:
                     chats[i] = self._chat(*plain_messages(work.body), work)
                 else:
                     tokens[i] = self._prompt(work.body.get("prompt"))
-            except ValueError as error:
-                results[i] = str(error)
+            except (ValueError, RecursionError) as error:
+                results[i] = malformed(error)
         encodings = self._encodings([chat.text for chat in chats.values()], False)
         for (i, chat), (ids, place) in zip(chats.items(), encodings, strict=True):
             heads[i] = place(chat.head_end)
