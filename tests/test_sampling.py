@@ -81,7 +81,7 @@ def test_distinct_blocks_are_counted_to_a_fifth_of_a_percent(count: int) -> None
 
 
 def test_the_command_prints_a_sampled_curve_and_its_error(
-    shared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     trace = shared / "traces/mooncake-conversation.jsonl.gz"
     options = ["--sample", "1%", "--capacity-blocks", "30000"]
@@ -99,6 +99,18 @@ def test_the_command_prints_a_sampled_curve_and_its_error(
     assert sampled["ceiling_hit_ratio"] == pytest.approx(0.37362, abs=0.003)
     assert sampled["unique_blocks"] == pytest.approx(182_790, rel=0.01)
     assert (data["curve"], data["ceiling_hit_ratio"], data["requests"]) == ([], None, 12_031)
+    path, estimate = tmp_path / "workload.json", tmp_path / "estimate.json"
+    commands = (
+        ["workload", str(trace), *options, "-q", "-o", str(path)],
+        ["estimate", "qwen3-8b", "-q", "-o", str(estimate)],
+        ["plan", str(path), str(estimate), "--gpu", "h100-80gb", "--host-memory", "256GiB", "-q"],
+    )
+    for arguments, code in zip(commands, (0, 0, 1), strict=True):
+        monkeypatch.setattr("sys.argv", ["kvplan", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code in ((0, None) if code == 0 else (code,))
+    assert "a plan needs the exact one: profile the log without --sample" in " ".join(capsys.readouterr().err.split())
     assert "± " in out
     assert "Its standard error, measured on 10 parts of the sample, is at most" in " ".join(out.split())
 

@@ -59,6 +59,11 @@ def scaled(point: CurvePoint, ratio: float) -> CurvePoint:
 def curves_of(workload: Workload, policy: Policy, replicas: int, disk_survives: bool) -> Curves:
     """The curves of a policy. Raises KvplanError where the workload cannot say what the policy asks."""
     findings: list[Finding] = []
+    if workload.sampled is not None:
+        raise KvplanError(
+            "the workload's curve is estimated from a sample, and a plan needs the exact one: profile the log without "
+            "--sample, or with --buckets where it does not fit in memory"
+        )
     if workload.novel_tokens is None or workload.one_off_tokens_ratio is None:
         raise KvplanError(
             "the workload is of a log that has lengths only, so what a cache would hit is not known: "
