@@ -19,6 +19,7 @@ import numpy as np
 
 from kvplan.documents import Pipeline
 from kvplan.probing.cuda import Gpu, HostArray, base_words, fill_host
+from kvplan.probing.interrupts import join_all
 
 Way = Literal["store", "load"]
 SLOTS = (2, 4, 8)  # two is what vLLM's disk tier has
@@ -59,7 +60,7 @@ class _Crew:
 
     def __exit__(self, *_: object) -> None:
         self.todo.put(None)
-        self._thread.join()
+        join_all((self._thread,))  # the file and the buffers are given back after this
 
     def _work(self) -> None:
         while (job := self.todo.get()) is not None:
