@@ -54,8 +54,8 @@ def export_residency(residency: Residency) -> Export:
     """The router's preset and command of several models on one machine, as their own page has them."""
     preset, command = "llama.cpp router, models.ini", "llama.cpp router, command"
     text = (
-        "every loaded model's server keeps a prompt cache of up to 8 GiB of host memory beside what is counted here: "
-        "set cache-ram (MiB, 0 for none) in its section"
+        "cache-ram is 0, so that models take what is counted here: without it every loaded model's server may keep a "
+        "prompt cache of 8 GiB of host memory. Where one shall have it, set it in its section and count it"
     )
     return Export(
         system="llama.cpp-router",
@@ -69,7 +69,7 @@ def export_residency(residency: Residency) -> Export:
         disk_bytes=0,
         host_taken_bytes=None,
         disk_taken_bytes=0,
-        findings=(finding("warning", "one-cache-a-model", text),),
+        findings=(finding("info", "one-cache-a-model", text),),
     )
 
 

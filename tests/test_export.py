@@ -585,7 +585,7 @@ def test_several_models_on_one_machine_go_to_the_router(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "[a]" in (tmp_path / "preset.ini").read_text()
     assert "--models-preset preset.ini" in (tmp_path / "llama-router.sh").read_text()
-    assert "8 GiB" in done.stderr
+    assert "cache-ram = 0" in (tmp_path / "preset.ini").read_text()  # or each model may take 8 GiB that nobody counted
     assert run("export", "r.json", "--for", "vllm", folder=tmp_path).returncode == 2
 
 

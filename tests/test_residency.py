@@ -616,7 +616,7 @@ def test_settings_keep_names_and_paths_that_a_server_would_read_otherwise() -> N
     assert "alias = a, b:c" not in ini
     assert "[old [q4) model]\n; a section's name cannot hold ']'" in ini
     swap = yaml.safe_load(config["llama-swap, config.yaml"])
-    assert shlex.split(swap["models"]["gemma:8b"]["cmd"])[-1] == "/my models/0.gguf"
+    assert "/my models/0.gguf" in shlex.split(swap["models"]["gemma:8b"]["cmd"])
     assert set(swap["models"]) == set(names)
 
 
