@@ -189,3 +189,15 @@ def test_the_command_reports_a_plan_with_its_simulation(tmp_path: Path) -> None:
 def test_arms_without_host_memory_have_no_room_to_draw() -> None:
     made = simulate.run(ENGINE, conversations(50, 1.0), arms=[replace(OFF, name="wait", in_flight="wait")])
     assert "occupancy" not in figures(report.sections(files.wrap(made)))
+
+
+def test_the_first_screen_says_what_each_arm_has() -> None:
+    words = (
+        "arc:host=1GiB,disk=2GiB,policy=arc,admission=second-use,ttl=10m,share=tenant,in-flight=wait,host-link=12GB/s"
+    )
+    arm = simulate.arm_of(words)
+    made = simulate.run(replace(ENGINE, replicas=2, disk_link=ENGINE.host_link), conversations(20, 1.0), arms=[arm])
+    text, _ = report.markdown(report.sections(files.wrap(made)), "figures")
+    assert "Arm off has the GPU alone; arc has 1.00 GiB of host memory, 2.00 GiB of disk, ARC" in text
+    for said in ("second-use", "10 min", "within a tenant", "wait", "12.00 GB/s for each replica", "all replicas"):
+        assert said in text

@@ -6,7 +6,7 @@ from kvplan.documents import Arm, ArmResult, Document, Fault, Simulation, Spread
 from kvplan.page import Block, Fact, Facts, Page, Row, Section, Table, Text
 from kvplan.pages import parts
 from kvplan.pages import simulation_figures as figures
-from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
+from kvplan.units import show_bytes, show_duration, show_percent, show_rate, show_tokens
 
 
 def page(document: Document[Simulation], growth: float = 1.0) -> Page:
@@ -86,16 +86,22 @@ def _spread(times: Spread | None) -> str:
 
 
 def _what(arm: Arm) -> str:
-    tiers = ((arm.host_bytes, "host"), (arm.disk_bytes, "disk"))
-    words = [f"{show_bytes(size)} {name}" for size, name in tiers if size] or ["GPU alone"]
+    tiers = ((arm.host_bytes, "host memory"), (arm.disk_bytes, "disk"))
+    words = [f"{show_bytes(size)} of {name}" for size, name in tiers if size] or ["the GPU alone"]
     rules = (
-        (arm.policy, "lru"),
-        (arm.admission, "all"),
-        (arm.disk_admission, "all"),
-        (arm.store, "write-through"),
-        (arm.in_flight, "recompute"),
+        (arm.policy.upper(), "LRU"),
+        (f"host admission on {arm.admission}", "host admission on all"),
+        (f"disk admission on {arm.disk_admission}", "disk admission on all"),
+        (f"stores {arm.store}", "stores write-through"),
+        (f"prefixes in flight: {arm.in_flight}", "prefixes in flight: recompute"),
     )
     words += [value for value, usual in rules if value != usual]
+    if arm.ttl_s is not None:
+        words.append(f"blocks unused for {show_duration(arm.ttl_s)} dropped")
+    if arm.share != "all":
+        words.append({"tenant": "shared within a tenant", "none": "nothing shared between requests"}[arm.share])
+    if arm.host_link_bytes_per_s is not None:
+        words.append(f"a host link of {show_rate(arm.host_link_bytes_per_s)}")
     return ", ".join(words)
 
 
@@ -103,7 +109,6 @@ def _arms(simulation: Simulation) -> Section:
     rows = [
         (
             one.arm.name,
-            _what(one.arm),
             show_percent(one.hit_ratio) if one.input_tokens else parts.NONE,
             _spread(one.ttft),
             _spread(one.queue_wait),
@@ -114,13 +119,18 @@ def _arms(simulation: Simulation) -> Section:
         )
         for one in simulation.arms
     ]
-    columns = (
-        "arm|-what it has|>hits|>TTFT p50 / p90 / p99|>queue wait p50 / p90 / p99|>GPU busy|>completed|->a second|"
-        "->preempted"
-    )
+    columns = "arm|>hits|>TTFT p50 / p90 / p99|>queue wait p50 / p90 / p99|>GPU busy|>completed|->a second|->preempted"
     same = "arrivals" if simulation.loop.kind == "open" else "clients, whose requests come when answers do"
     reading = f"Every arm sees the same {same}. A hit is an input token that need not be computed when first admitted."
-    return Section(name="arms", heading="Arms", reading=reading, blocks=(parts.table(columns, rows),), first=True)
+    each = " for each replica" if simulation.engine.replicas > 1 else ""
+    has = "; ".join(f"{one.arm.name} has {_what(one.arm)}{each if _below(one.arm) else ''}" for one in simulation.arms)
+    blocks = (parts.table(columns, rows), Text(text=f"Arm {has}."))
+    return Section(name="arms", heading="Arms", reading=reading, blocks=blocks, first=True)
+
+
+def _below(arm: Arm) -> bool:
+    """Whether an arm has anything below the GPU."""
+    return bool(arm.host_bytes or arm.disk_bytes)
 
 
 def _rates(simulation: Simulation, growth: float) -> tuple[Section, ...]:
@@ -246,7 +256,8 @@ def _slices(simulation: Simulation) -> Section:
             )
             for part in one.slices
         ]
-        columns = ">from|>requests|>hits|>p90 TTFT|>host memory filled"
+        all_ = ", all replicas" if simulation.engine.replicas > 1 else ""
+        columns = f">from|>requests|>hits|>p90 TTFT|>host memory filled{all_}"
         tables.append(parts.table(columns, rows, title=f"Arm {one.arm.name}"))
     reading = "Tenths of the schedule: a cold start warms up, a fault shows where it struck."
     blocks: list[Block] = [*figures.cold_start(simulation), *figures.occupancy(simulation), *tables]
