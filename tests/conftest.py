@@ -6,12 +6,17 @@ import os
 import socket
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 os.environ.update(NO_COLOR="1", COLUMNS="100", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 os.environ.pop("FORCE_COLOR", None)
+
+# No test measures time. A gate gives the same answer for the same code; everybody else's runs draw new cases.
+hypothesis.settings.register_profile("kvplan", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("kvplan")
 
 
 @pytest.fixture(scope="session")
