@@ -22,11 +22,21 @@ class Seen:
     hit_ratio: float | None = None
 
 
+def _heeds_interrupts() -> None:
+    """A shell starts background jobs deaf to Ctrl-C, and what they start would be as well."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def watching(url: str) -> Iterator[Seen]:
     """Observe a server while the body runs, ended as a user ends it, with Ctrl-C. Raises RuntimeError."""
     words = [sys.executable, "-m", "kvplan", "observe", "--url", f"{url}/metrics", "--every", f"{EVERY_S:g}s"]
-    program = subprocess.Popen([*words, "--for", "1h", "--json", "-q"], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    program = subprocess.Popen(
+        [*words, "--for", "1h", "--json", "-q"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=_heeds_interrupts,
+    )
     seen = Seen()
     try:
         time.sleep(4 * EVERY_S)  # its first page is from before the first request, also on a busy machine
