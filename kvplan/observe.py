@@ -15,7 +15,7 @@ from kvplan.engines.metrics import SYSTEMS, by_name, found, names_of
 from kvplan.engines.metrics.system import Sum, System, pick
 from kvplan.errors import KvplanError, UsageError
 from kvplan.observing import alarms, beside, figures, rangequery, scrape
-from kvplan.observing.fetch import address
+from kvplan.observing.fetch import address, shown
 from kvplan.observing.moments import moments
 from kvplan.observing.scrape import Taken
 from kvplan.progress import Progress, silent
@@ -36,6 +36,9 @@ def watch(
     if every_s <= 0 or (seconds is not None and seconds < every_s):
         raise UsageError("--for must be at least as long as --every, and --every above zero")
     targets = [address(url, "/metrics") for url in urls]
+    if len(set(targets)) < len(targets):
+        twice = next(one for one in targets if targets.count(one) > 1)
+        raise UsageError(f"--url {shown(twice)} is named twice: what it counts would count double")
     return scrape.live(targets, seconds=seconds, every_s=every_s, token=token, progress=progress)
 
 

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from kvplan import files, report
 from kvplan.cli import app
 from kvplan.documents import Observation, TierHits, TierTransfer
 from kvplan.engines.metrics import SYSTEMS, found, plain
 from kvplan.engines.metrics.system import Pick, pick, total
 from kvplan.errors import KvplanError, UsageError
-from kvplan.observe import observe, saved
+from kvplan.observe import observe, saved, watch
 from kvplan.observing import beside, histogram
 from kvplan.observing.alarms import only_grows
 from kvplan.observing.exposition import Page, parse
@@ -585,3 +586,16 @@ def test_options_of_live_servers_are_refused_beside_saved_pages(option: tuple[st
     done = CliRunner().invoke(app, ["observe", *pages, *words])
     assert isinstance(done.exception, UsageError)
     assert option[0] in str(done.exception)
+
+
+def test_an_address_named_twice_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(UsageError, match=r"http://localhost:1/metrics is named twice"):
+        watch(["http://localhost:1", "http://localhost:1/metrics"])
+
+
+def test_a_window_without_a_prompt_and_hits_of_an_unknown_whole_are_said_so() -> None:
+    quiet = report.sections(files.wrap(observe(saved([PAGES / "vllm_cpu_after.txt"] * 2, 10.0))))
+    assert "No prompt came over 10 s" in report.markdown(quiet, "figures")[0]
+    alone = report.markdown(report.sections(files.wrap(pair("kvbm"))), "figures")[0]
+    row = next(line for line in alone.splitlines() if "any tier below the GPU" in line)
+    assert [cell.strip() for cell in row.split("|")][2:5] == ["unknown", "15,680", "unknown"]

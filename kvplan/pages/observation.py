@@ -62,6 +62,8 @@ def _over(seen: Observation) -> str:
 
 
 def _lead(seen: Observation) -> str:
+    if seen.prompt_tokens == 0:
+        return f"No prompt came {_over(seen)}: there is nothing to know hits from."
     if seen.hit_ratio is None or seen.prompt_tokens is None:
         computed = seen.computed_tokens
         known = "" if computed is None else f" {show_tokens(computed)} prompt tokens were computed."
@@ -176,7 +178,8 @@ def _used(one: TierHits) -> bool:
 def _tier(one: TierHits, title: str) -> Row:
     name = _TIERS[one.tier] + (f" ({one.note})" if one.note else "")
     ratio = parts.UNKNOWN if one.hit_ratio is None else show_percent(one.hit_ratio)
-    cells = (name, ratio, show_tokens(one.hit_tokens), show_tokens(one.of_tokens))
+    known = one.of_tokens or not one.hit_tokens  # hits of nothing: what they are of is not counted
+    cells = (name, ratio, show_tokens(one.hit_tokens), show_tokens(one.of_tokens) if known else parts.UNKNOWN)
     asked = "" if one.asked_tokens is None else show_tokens(one.asked_tokens)
     return Row(cells=(*cells, asked, title, one.formula), strong=one.tier == "all")
 
