@@ -48,7 +48,7 @@ def expect(output: Path | None) -> None:
 
 
 @contextmanager
-def _printing() -> Iterator[None]:
+def printing() -> Iterator[None]:
     """Standard output that is closed or full is an expected failure; a reader that left is the caller's to end."""
     if sys.stdout is None:
         raise KvplanError("standard output is closed: nowhere to print to (-o FILE -q writes a file alone)")
@@ -69,7 +69,7 @@ def answer(document: Document[Any], *, as_json: bool, output: Path | None, quiet
         write_atomically(output, dump(document))
         note(f"wrote {output}", quiet)
     if as_json:
-        with _printing():
+        with printing():
             sys.stdout.write(dump(document))
         return
     if output is None or (not quiet and sys.stdout is not None):
@@ -81,7 +81,7 @@ def show(document: Document[Any], full: bool = False) -> None:
     from kvplan.report import print_page, sections
 
     page = sections(document)
-    with _printing():
+    with printing():
         print_page(page, stdout(), full)
 
 

@@ -284,6 +284,21 @@ def test_standard_output_that_takes_nothing_is_one_line(form: tuple[str, ...], t
     assert words in ended.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here to stand for a full disk")
+def test_every_page_that_cannot_be_printed_is_one_line(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text(dump(samples.plan()))
+    for words in (
+        ["report", str(tmp_path / "plan.json")],
+        ["report", str(tmp_path / "plan.json"), "--json"],
+        ["models"],
+    ):
+        with open("/dev/full", "w") as full:
+            ended = subprocess.run(
+                [sys.executable, "-m", "kvplan", *words], stdout=full, stderr=subprocess.PIPE, text=True
+            )
+        assert (ended.returncode, ended.stderr.count("\n")) == (1, 1), ended.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm to offer as a drive")
 def test_memory_given_as_a_drive_is_refused(run: Run) -> None:
     before = set(os.listdir("/dev/shm"))

@@ -379,3 +379,9 @@ def test_a_selector_takes_the_names_of_all_systems() -> None:
 def test_reading_needs_sense() -> None:
     with pytest.raises(UsageError):
         watch(["http://localhost"], seconds=10, every_s=0)
+
+
+def test_an_answer_longer_than_any_page_is_refused_and_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplan.observing.fetch._MOST_BYTES", 1000)
+    with serving(pages("vllm:num_requests_running 1\n" * 100)) as url, pytest.raises(KvplanError, match="more than"):
+        scrape.scrape(url + "/metrics")

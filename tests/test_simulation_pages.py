@@ -201,3 +201,20 @@ def test_the_first_screen_says_what_each_arm_has() -> None:
     assert "Arm off has the GPU alone; arc has 1.00 GiB of host memory, 2.00 GiB of disk, ARC" in text
     for said in ("second-use", "10 min", "within a tenant", "wait", "12.00 GB/s for each replica", "all replicas"):
         assert said in text
+
+
+def test_a_file_without_arms_is_refused() -> None:
+    raw = json.loads(files.dump(samples.simulation()))
+    raw["data"]["arms"] = []
+    with pytest.raises(KvplanError, match="arms"):
+        files.parse(json.dumps(raw).encode(), "empty.json")
+
+
+def test_a_simulation_of_another_plan_of_the_model_is_said() -> None:
+    plan = samples.plan()
+    made = simulate.run(plan.data, replace(conversations(5, 1.0), block_tokens=512))
+    same = report.markdown(report.page_of([plan, files.wrap(made)]), "figures")[0]
+    assert "another plan of this model" not in same
+    other = replace(made, engine=replace(made.engine, replicas=made.engine.replicas + 1))
+    text = report.markdown(report.page_of([plan, files.wrap(other)]), "figures")[0]
+    assert f"replicas {made.engine.replicas + 1}, planned {made.engine.replicas}" in text

@@ -12,7 +12,7 @@ from kvplan.commands.options import Json
 
 def models(as_json: Json = False) -> None:
     """List the built-in catalogue of models, with the source and date of each entry."""
-    from kvplan.console import stdout
+    from kvplan.console import printing, stdout
     from kvplan.model import catalogue
 
     entries = catalogue()
@@ -28,7 +28,8 @@ def models(as_json: Json = False) -> None:
         size = f"{entry.params / 1e9:.3g} B" if entry.params else "unknown"
         context = f"{entry.max_context_tokens:,}" if entry.max_context_tokens else "unknown"
         table.add_row(entry.name, entry.hub_id, size, context, entry.source, entry.date)
-    stdout().print(table)
+    with printing():
+        stdout().print(table)
 
 
 def schema(

@@ -106,7 +106,7 @@ def report(
 
     Example: kvplan report --model llama-3.1-8b --log trace.jsonl --probe host.json --gpu h100-80gb -o review.html
     """
-    from kvplan.console import note, progress, stdout
+    from kvplan.console import note, printing, progress, stdout
     from kvplan.documents import EstimateOptions, Parallel
     from kvplan.files import dump, load
     from kvplan.report import page_of, print_page
@@ -150,9 +150,12 @@ def report(
         _write_report(page, made, path)
         note(f"wrote {path}", quiet)
     if as_json:
-        sys.stdout.write(dump(_single(made, "--json")))
+        text = dump(_single(made, "--json"))
+        with printing():
+            sys.stdout.write(text)
     elif not output:
-        print_page(page, stdout(), full)
+        with printing():
+            print_page(page, stdout(), full)
 
 
 def _reviewed(

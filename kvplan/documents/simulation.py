@@ -255,7 +255,7 @@ class Simulation(msgspec.Struct, frozen=True, kw_only=True):
     requests: Count
     rate_scale: float
     requests_per_s: float | None
-    arms: tuple[ArmResult, ...]
+    arms: Annotated[tuple[ArmResult, ...], msgspec.Meta(min_length=1)]
     faults: tuple[Fault, ...]
     time_low_ratio: float
     time_high_ratio: float

@@ -13,6 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import reason
+from kvplan.units import show_bytes
 
 _MOST_BYTES = 256 * 1024**2
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -62,10 +63,10 @@ def get(
         if secret is not None:
             request.add_unredirected_header("Authorization", secret)  # another host has no right to it
         with _opener(parts.hostname or "").open(request, timeout=timeout_s) as answer:
-            return _read(answer.status, answer)
+            return _read(answer.status, answer, where)
     except urllib.error.HTTPError as error:
         with error:
-            return _read(error.code, error)
+            return _read(error.code, error, where)
     except urllib.error.URLError as error:
         raise KvplanError(f"{where}: {_why(error.reason, timeout_s)}") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -87,14 +88,16 @@ def _opener(host: str) -> urllib.request.OpenerDirector:
     return urllib.request.build_opener(*handlers)
 
 
-def _read(status: int, answer: http.client.HTTPResponse | urllib.error.HTTPError) -> Answer:
+def _read(status: int, answer: http.client.HTTPResponse | urllib.error.HTTPError, where: str) -> Answer:
     try:
-        body, cut = answer.read(_MOST_BYTES), False
+        body, cut = answer.read(_MOST_BYTES + 1), False
     except http.client.IncompleteRead as error:
         body, cut = error.partial, True
     short = answer.headers.get("Content-Length", "") if answer.headers else ""
     # A read with a limit does not raise where the connection closed early.
     cut = cut or (short.isdigit() and len(body) < min(int(short), _MOST_BYTES))
+    if len(body) > _MOST_BYTES:  # half of an answer would be read as all of it
+        raise KvplanError(f"{where}: an answer of more than {show_bytes(_MOST_BYTES)}: no metrics page is so long")
     return Answer(status, body.decode("utf-8", "replace"), cut)
 
 

@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from kvplan.documents import Document, Plan, Simulation
+from msgspec.structs import replace as changed
+
+from kvplan.documents import Document, Finding, Plan, Simulation
 from kvplan.errors import KvplanError
 from kvplan.page import Axis, Block, Figure, Page, Plot, Role, Row, Section, Series
 from kvplan.pages import parts
@@ -47,6 +49,7 @@ def with_simulations(page: Page, plans: Sequence[Plan], simulations: Sequence[Do
     sections: list[Section] = []
     for number, document in enumerate(simulations, 1):
         plan = _plan_of(document.data, plans)
+        document = _told(document, plan)
         sections += [
             _played(section, number if len(simulations) > 1 else None, document)
             for section in one_simulation.page(document, plan.policy.growth).sections
@@ -58,18 +61,40 @@ def with_simulations(page: Page, plans: Sequence[Plan], simulations: Sequence[Do
 
 
 def _plan_of(simulation: Simulation, plans: Sequence[Plan]) -> Plan:
-    """The first plan of the model that was played; an engine given by its figures is taken to be the first plan's."""
+    """The plan that was played, or else the first of its model; an engine given by figures is the first plan's."""
     played = simulation.model
     if played is None:
         return plans[0]
     models = [plan.inputs.estimate.data.model for plan in plans]
-    found = next((p for p, m in zip(plans, models, strict=True) if m.config_sha256 == played.config_sha256), None)
-    if found is None:
+    found = [p for p, m in zip(plans, models, strict=True) if m.config_sha256 == played.config_sha256]
+    if not found:
         names = ", ".join(dict.fromkeys(parts.model_name(model) for model in models))
         raise KvplanError(
             f"the simulation is of {parts.model_name(played)}, and the review of {names}: name the plan that was played"
         )
-    return found
+    return next((plan for plan in found if not _apart(simulation, plan)), found[0])
+
+
+def _apart(simulation: Simulation, plan: Plan) -> list[str]:
+    """Where the engine that was played is not the plan's: what a simulation takes from its plan and no option sets."""
+    engine, estimate = simulation.engine, plan.inputs.estimate.data
+    pairs: tuple[tuple[str, float, float], ...] = (
+        ("replicas", engine.replicas, plan.policy.replicas * max(1, estimate.parallel.dp)),
+        ("bytes a token", engine.tier_bytes_per_token, max(1, estimate.kv.offload_bytes_per_token)),
+        ("seconds to compute a token", engine.a_s_per_token, plan.prefill.a_s_per_token),
+    )
+    return [f"{what} {played:.4g}, planned {planned:.4g}" for what, played, planned in pairs if played != planned]
+
+
+def _told(document: Document[Simulation], plan: Plan) -> Document[Simulation]:
+    """With a warning where another plan of the same model was played."""
+    simulation = document.data
+    apart = [] if simulation.model is None else _apart(simulation, plan)
+    if not apart:
+        return document
+    text = f"another plan of this model was played: {'; '.join(apart)}; play this plan to compare"
+    finding = Finding(severity="warning", code="another-plan", text=text)
+    return changed(document, data=changed(simulation, findings=(finding, *simulation.findings)))
 
 
 _HEADLINES = ("arms", "rates")  # of a simulation, for a review's first screen
