@@ -380,6 +380,22 @@ def links() -> tuple[Link, ...]:
     )
 
 
+@cache
+def pieces() -> tuple[Link, ...]:
+    """The pieces of the sample model, keys alone and one layer's page of a block, by the mechanisms of engines."""
+    rates = {
+        ("batch", 32 * KiB): (38.2, 36.9),
+        ("batch", 64 * KiB): (46.4, 45.3),
+        ("gather", 32 * KiB): (44.0, 40.5),
+        ("gather", 64 * KiB): (44.6, 41.0),
+    }
+    return tuple(
+        link(way, size, 1, rate, preset=name)
+        for (name, size), both in rates.items()
+        for way, rate in zip(("h2d", "d2h"), both, strict=True)
+    )
+
+
 def host(memory: int = 512 * GiB, gpus: int = 1) -> Host:
     """A two-socket server with `gpus` H100 cards."""
     return Host(
@@ -460,7 +476,7 @@ def probe(with_prefill: bool = True) -> Document[Probe]:
         "probe",
         Probe(
             host=host(),
-            links=links(),
+            links=(*links(), *pieces()),
             capacity=(disk(),),
             prefill=(prefill(),) if with_prefill else (),
             written_bytes=32 * GiB,

@@ -22,12 +22,25 @@ from test_probe_gpu import copies_of, device, host
 from typer.testing import CliRunner
 
 from kvplan import probe, probe_disk, probe_gpu, probe_host
+from kvplan.catalog import gpu
 from kvplan.cli import app
-from kvplan.documents import EstimateOptions, GpuDevice, Link, NumaNode, Parallel, Probe, ProbeOptions
+from kvplan.documents import (
+    EstimateOptions,
+    GpuDevice,
+    Link,
+    NumaNode,
+    Parallel,
+    Plan,
+    Policy,
+    Probe,
+    ProbeOptions,
+)
+from kvplan.engines.profiles import Mechanism, profile
 from kvplan.estimate import estimate
 from kvplan.files import wrap
 from kvplan.model import load_model
-from kvplan.planning.links import disk_rates, host_rates
+from kvplan.plan import make
+from kvplan.planning.links import Rates, Shape, disk_rates, host_rates, shape
 from kvplan.planning.placement import by_node
 from kvplan.probing import cuda, disk_cells, disk_io, disk_links, gpu_cells, mechanisms, memory_copy, pinning, scratch
 from kvplan.probing.disk_cells import Cell
@@ -41,6 +54,8 @@ from kvplan.report import markdown, sections
 from kvplan.units import GB, GiB, KiB, MiB
 
 OPPOSITE = gpu_cells.OPPOSITE
+WAYS = ("h2d", "d2h")
+H100 = gpu("h100-80gb")
 
 
 def test_every_case_has_a_test(shared: Path) -> None:
@@ -53,6 +68,30 @@ def test_every_case_has_a_test(shared: Path) -> None:
 
 def found(*links: Link, **more: Any) -> Probe:
     return replace(samples.probe().data, links=links, **more)
+
+
+def both(piece: int, mechanism: Mechanism = "loop") -> tuple[Shape, Shape]:
+    """Loads and stores in pieces of one size by one mechanism."""
+    return (Shape(piece=piece, mechanism=mechanism),) * 2
+
+
+def copies(*cells: tuple[int, float], preset: str | None = None, **more: Any) -> tuple[Link, ...]:
+    """Cells of both directions of a GPU's link: bytes of a piece, GB/s."""
+    return tuple(samples.link(way, size, 1, rate, preset=preset, **more) for size, rate in cells for way in WAYS)
+
+
+def rates_of(cells: tuple[Link, ...], piece: int, mechanism: Mechanism = "loop") -> tuple[Rates, list[str]]:
+    rates, told = host_rates(found(*cells), *both(piece, mechanism), False)
+    assert rates is not None
+    return rates, [finding.code for finding in told]
+
+
+def plan_with(cells: tuple[Link, ...], engine: str, tp: int = 1, offload: Any = "native") -> Plan:
+    """A plan of Llama-3.1-8B on the sample host whose GPU link has these cells."""
+    made = estimate(load_model("llama-3.1-8b"), EstimateOptions(engine=engine, parallel=Parallel(tp=tp), gpu=H100))
+    document = replace(samples.probe(), data=found(*cells))
+    policy = Policy(offload=offload, forbid_disk=True, minimum_gain_ratio=0.0)
+    return make(wrap(made), samples.workload(), document, H100, policy)
 
 
 def shown(probe: Probe) -> str:
@@ -111,13 +150,150 @@ def test_d01_pieces_of_a_model_are_what_is_measured_and_planned_with() -> None:
 def test_d01_a_plan_takes_the_piece_and_the_page_prints_both() -> None:
     both = (("h2d", 16_384, 4.0), ("h2d", 64 * MiB, 55.0), ("d2h", 16_384, 3.5), ("d2h", 64 * MiB, 53.0))
     data = found(*(samples.link(way, size, 1, rate) for way, size, rate in both))
-    rates, _ = host_rates(data, 16_384, False)
+    rates, _ = host_rates(data, Shape(piece=16_384), Shape(piece=16_384), False)
     assert rates is not None
     assert (rates.load_bytes_per_s, rates.store_bytes_per_s) == (4.0 * GB, 3.5 * GB)
     assert "16,384 B a piece" in rates.source
     page = shown(data)
     assert "16.00 KiB" in page
     assert "64.00 MiB" in page
+
+
+@pytest.mark.parametrize(
+    ("piece", "rate", "large"), [(256, 0.111, (64 * MiB, 55.0)), (4 * KiB, 0.75, (512 * KiB, 24.0))]
+)
+@pytest.mark.parametrize("mechanism", ["loop", "batch", "gather"])
+def test_d01_the_slow_small_piece_is_planned_with(
+    piece: int, rate: float, large: tuple[int, float], mechanism: Mechanism
+) -> None:
+    preset = None if mechanism == "loop" else mechanism
+    cells = (*copies((piece, rate), large, preset=preset), *copies((64 * MiB, 55.0)))
+    rates, told = rates_of(cells, piece, mechanism)
+    assert (rates.load_bytes_per_s, rates.store_bytes_per_s) == (rate * GB, rate * GB)
+    assert rates.as_moved
+    assert not told
+    assert f"{piece:,} B a piece" in rates.source
+
+
+def test_d01_another_mechanism_never_stands_for_the_engines_own() -> None:
+    """Batches of 64 KiB were measured: neither a quicker gather, nor one large copy, is taken for them."""
+    cells = (
+        *copies((64 * KiB, 12.0), (MiB, 50.0), preset="batch"),
+        *copies((64 * KiB, 40.0), preset="gather"),
+        *copies((64 * KiB, 9.0), (64 * MiB, 55.0)),
+    )
+    for mechanism, rate in (("batch", 12.0), ("gather", 40.0), ("loop", 9.0)):
+        rates, told = rates_of(cells, 64 * KiB, mechanism)  # type: ignore[arg-type]
+        assert rates.load_bytes_per_s == rate * GB
+        assert not told
+
+
+def test_d01_what_was_not_measured_falls_to_the_nearest_plain_piece_and_is_said() -> None:
+    cells = (*copies((64 * KiB, 9.0), (64 * MiB, 55.0)), *copies((64 * KiB, 40.0), preset="gather"))
+    rates, told = rates_of(cells, 64 * KiB, "batch")
+    assert rates.load_bytes_per_s == 9.0 * GB
+    assert told == ["link-mechanism"] * 2
+    assert not rates.as_moved
+    findings = host_rates(found(*cells), *both(2 * KiB, "batch"), False)[1]
+    assert [finding.code for finding in findings] == ["link-mechanism", "link-piece"] * 2
+    assert "as little as 281.25 MB/s" in findings[1].text  # 2 KiB where 64 KiB take 7.28 us
+    assert "--granule 2048" in findings[1].text
+    assert "2,048 B (one piece) by cuMemcpyBatchAsync" in findings[0].text
+
+
+def test_d01_a_mechanism_measured_alone_is_bounded_by_what_copies_carry_beside_the_other_direction() -> None:
+    alone = copies((64 * KiB, 46.0), preset="batch")
+    beside = copies((MiB, 10.0), (64 * MiB, 11.0), concurrent=OPPOSITE)
+    rates, _ = rates_of((*alone, *beside, *copies((64 * MiB, 55.0))), 64 * KiB, "batch")
+    assert rates.load_bytes_per_s == 11.0 * GB
+    assert "bounded by what copies carry beside the opposite direction" in rates.source
+    own = copies((64 * KiB, 9.5), preset="batch", concurrent=OPPOSITE)
+    rates, _ = rates_of((*alone, *own, *beside), 64 * KiB, "batch")
+    assert rates.load_bytes_per_s == 9.5 * GB
+
+
+@pytest.mark.parametrize(
+    ("engine", "offload", "tp", "load", "store"),
+    [
+        ("vllm", "native", 1, (65_536, "batch"), (65_536, "batch")),
+        ("vllm", "native", 4, (16_384, "gather"), (16_384, "batch")),
+        ("vllm", "lmcache", 1, (2048, "gather"), (256 * 131_072, "loop")),
+        ("vllm", "lmcache-server", 1, (32_768, "batch"), (32_768, "batch")),
+        ("sglang", "native", 1, (2048, "gather"), (65_536, "batch")),
+        ("tensorrt-llm", "native", 1, (32 * 131_072, "loop"), (32 * 131_072, "loop")),
+        ("llama.cpp", "native", 1, (1000 * 2048, "loop"), (1000 * 2048, "loop")),
+    ],
+)
+def test_d01_every_engine_has_its_piece_and_its_mechanism(
+    engine: str, offload: str, tp: int, load: tuple[int, str], store: tuple[int, str]
+) -> None:
+    """Llama-3.1-8B: 131,072 B a token in 32 layers, 2,048 B of keys alone; sequences of 1,000 tokens."""
+    made = estimate(load_model("llama-3.1-8b"), EstimateOptions(engine=engine, parallel=Parallel(tp=tp)))
+    rules = profile(engine, offload)
+    for move, expected in ((rules.load, load), (rules.store, store)):
+        one = shape(move, made, made.kv.bytes_per_token_per_gpu, rules, 1000)
+        assert (one.piece, one.mechanism) == expected
+        assert one.source
+
+
+def test_d01_latents_lie_in_one_piece_and_an_estimate_without_engine_takes_the_engines_block() -> None:
+    made = estimate(load_model("deepseek-v3"), EstimateOptions(engine="sglang"))
+    assert shape(profile("sglang").load, made, 61 * 1152, profile("sglang"), 1).piece == 1152
+    free = estimate(load_model("llama-3.1-8b"), EstimateOptions())
+    assert shape(profile("vllm").load, free, 131_072, profile("vllm"), 1).piece == 65_536
+
+
+CELLS = (
+    *copies((64 * KiB, 12.0), (32 * KiB, 7.0), (16 * KiB, 4.0), preset="batch"),
+    *copies((2 * KiB, 30.0), (16 * KiB, 38.0), preset="gather"),
+    *copies((64 * KiB, 9.0), (2 * MiB, 48.0), (64 * MiB, 55.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "tp", "offload", "load"),
+    [
+        ("vllm", 1, "native", (12.0, "65,536 B a piece by cuMemcpyBatchAsync")),
+        ("vllm", 4, "native", (38.0, "16,384 B a piece by a kernel on mapped host memory")),
+        ("vllm", 1, "lmcache", (30.0, "2,048 B a piece by a kernel on mapped host memory")),
+        ("sglang", 1, "native", (30.0, "2,048 B a piece by a kernel on mapped host memory")),
+    ],
+)
+def test_d01_a_plan_names_piece_mechanism_and_cell_and_moves_the_same_bytes(
+    engine: str, tp: int, offload: str, load: tuple[float, str]
+) -> None:
+    plan = plan_with(CELLS, engine, tp, offload)
+    row = next(row for row in plan.break_even if row.tier == "host")
+    assert row.link_bytes_per_s == load[0] * GB
+    moved = row.prefix_tokens * 131_072 // tp
+    assert row.load_s == pytest.approx(moved / (load[0] * GB), rel=0.01)
+    lines = {line.what: line for line in plan.evidence}
+    assert load[1] in lines["host link"].source
+    assert lines["pieces on the host link"].value.count(" by ") == 2
+    assert lines["pieces on the host link"].provenance == "published"
+    assert not [finding for finding in plan.findings if finding.code.startswith("link-")]
+
+
+def test_d01_a_plan_with_large_copies_alone_says_what_is_missing() -> None:
+    plan = plan_with(copies((64 * KiB, 9.0), (64 * MiB, 55.0)), "vllm")
+    assert next(row.link_bytes_per_s for row in plan.break_even if row.tier == "host") == 9.0 * GB
+    assert [finding.code for finding in plan.findings].count("link-mechanism") == 2
+    assert "the host link was measured near the pieces that the engine moves" in plan.confidence.reasons
+    none = make(samples.estimate(), samples.workload(), samples.probe_without_gpu(), H100, Policy())
+    assert "link-large-copies" in [finding.code for finding in none.findings]
+
+
+def test_d01_states_in_pageable_memory_take_pageable_cells_and_else_say_so() -> None:
+    locked = copies((64 * KiB, 9.0), (MiB, 40.0), (64 * MiB, 55.0))
+    one = Shape(piece=2 * MiB, pageable=True)
+    rates, told = host_rates(found(*locked, *copies((MiB, 6.0), flags=("pageable",))), one, one, False)
+    assert rates is not None
+    assert rates.load_bytes_per_s == 6.0 * GB
+    assert not told
+    rates, told = host_rates(found(*locked), one, one, False)
+    assert rates is not None
+    assert rates.load_bytes_per_s == 40.0 * GB
+    assert [finding.code for finding in told] == ["link-pageable"] * 2
 
 
 # ---- D02
@@ -127,7 +303,7 @@ def test_d02_pageable_copies_stand_beside_and_no_plan_rests_on_them() -> None:
     cells = gpu_cells.cells((), 256 * MiB)
     assert {cell.granule for cell in cells if not cell.pinned} == {MiB, 256 * MiB}
     pageable = [samples.link(way, 2 * MiB, 1, 11.4, flags=("pageable",)) for way in ("h2d", "d2h")]
-    rates, told = host_rates(found(*pageable), 2 * MiB, False)
+    rates, told = host_rates(found(*pageable), *both(2 * MiB), False)
     assert rates is None
     assert "pageable" in told[0].text
 
@@ -166,7 +342,7 @@ def test_d03_directions_that_meet_are_measured_and_planned_with() -> None:
     links = [samples.link(way, 2 * MiB, 1, 24.8) for way in ("h2d", "d2h")]
     links += [samples.link("h2d", 2 * MiB, 1, 11.0, concurrent=OPPOSITE)]
     links += [samples.link("d2h", 2 * MiB, 1, 24.0, concurrent=OPPOSITE)]
-    rates, _ = host_rates(found(*links), 2 * MiB, False)
+    rates, _ = host_rates(found(*links), *both(2 * MiB), False)
     assert rates is not None
     assert (rates.load_bytes_per_s, rates.store_bytes_per_s) == (11.0 * GB, 24.0 * GB)
     assert OPPOSITE in rates.source
@@ -192,7 +368,7 @@ def test_d05_every_other_node_is_measured_and_none_planned_with() -> None:
     assert {(link.direction, re.search(r"node (\d)", link.method)[1]) for link in remote} == {  # type: ignore[index]
         (way, node) for way in ("h2d", "d2h") for node in ("1", "2")
     }
-    rates, told = host_rates(found(*remote), 4 * MiB, False)
+    rates, told = host_rates(found(*remote), *both(4 * MiB), False)
     assert rates is None
     assert "remote-node" in told[0].text
 

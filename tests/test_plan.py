@@ -395,11 +395,11 @@ def test_flagged_cells_are_refused_unless_allowed() -> None:
 
 def test_the_contended_rate_at_the_engines_granule_is_used() -> None:
     document = samples.probe()
-    busy = samples.link("h2d", 2 * 2**20, 1, 51.0, concurrent="opposite direction")
-    elsewhere = samples.link("h2d", 64 * 2**20, 1, 11.0, concurrent="opposite direction")
+    busy = samples.link("h2d", 64 * 2**10, 1, 41.0, concurrent="opposite direction", preset="batch")
+    elsewhere = samples.link("h2d", 64 * 2**20, 1, 52.0, concurrent="opposite direction")
     probe = replace(document, data=replace(document.data, links=(*document.data.links, busy, elsewhere)))
-    assert {row.link_bytes_per_s for row in planned().break_even if row.tier == "host"} == {49.5 * GB}
-    assert {row.link_bytes_per_s for row in planned(probe=probe).break_even if row.tier == "host"} == {51.0 * GB}
+    assert {row.link_bytes_per_s for row in planned().break_even if row.tier == "host"} == {46.4 * GB}
+    assert {row.link_bytes_per_s for row in planned(probe=probe).break_even if row.tier == "host"} == {41.0 * GB}
 
 
 def test_policy_can_forbid_tiers() -> None:
@@ -494,7 +494,7 @@ def test_sensitivity_moves_the_way_the_input_does() -> None:
 
 
 def test_latent_caches_are_loaded_by_every_rank() -> None:
-    """DeepSeek-V3 on 8 GPUs: each rank loads all 70,272 B of a token, the host keeps one copy."""
+    """DeepSeek-V3 on 8 GPUs: each rank loads all 70,272 B of a token by gathering, the host keeps one copy."""
     kv = replace(
         samples.estimate().data.kv,
         bytes_per_token=70_272,
@@ -505,7 +505,7 @@ def test_latent_caches_are_loaded_by_every_rank() -> None:
     estimate = estimate_with(kv=kv, groups=(group,), parallel=Parallel(tp=8))
     plan = planned(estimate=estimate)
     row = next(row for row in plan.break_even if row.tier == "host")
-    assert row.load_s == pytest.approx(2048 * 70_272 / 46e9, rel=0.01)
+    assert row.load_s == pytest.approx(2048 * 70_272 / 44e9, rel=0.01)
     assert plan.budgets.gpu.limit_bytes == 8 * math.ceil(81_559 * 2**20 * 0.92)
 
 

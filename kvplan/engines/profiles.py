@@ -7,8 +7,55 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from kvplan.documents import Estimate
 from kvplan.errors import KvplanError
-from kvplan.units import GB, GiB, MiB
+from kvplan.units import GB, GiB, KiB, MiB
+
+Mechanism = Literal["loop", "batch", "gather"]
+
+MECHANISMS: dict[Mechanism, str] = {
+    "loop": "one copy call a piece",
+    "batch": "cuMemcpyBatchAsync",
+    "gather": "a kernel on mapped host memory",
+}
+_SPANS = {"token": "one token", "block": "one block", "chunk": "one chunk", "sequence": "a whole sequence"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """How an engine moves cached bytes one way between a GPU and host memory: in which pieces, and by what.
+
+    A piece holds the `span` of one layer, or of `all_layers`; keys and values are two pieces where they lie `apart`.
+    Pieces below `below_bytes` go by the mechanism `small`. `pageable`: the host memory is not page-locked.
+    """
+
+    span: Literal["token", "block", "chunk", "sequence"]
+    mechanism: Mechanism
+    source: str
+    all_layers: bool = False
+    apart: bool = False
+    small: Mechanism | None = None
+    below_bytes: int = 0
+    pageable: bool = False
+
+    def piece_bytes(self, estimate: Estimate, per_token: int, tokens: int) -> int:
+        """Bytes of one piece of `tokens` tokens, `per_token` bytes each on one GPU: of unlike layers, the mean."""
+        pieces = 1
+        if not self.all_layers:
+            layers = sum(group.layers for group in estimate.groups if group.bytes_per_token)
+            pieces = -(-max(1, layers) // max(1, estimate.parallel.pp))
+        halves = any(group.kind not in ("latent", "indexer") for group in estimate.groups)
+        return max(1, tokens * per_token // pieces // (2 if self.apart and halves else 1))
+
+    def by(self, piece_bytes: int) -> Mechanism:
+        """The mechanism that moves pieces of this size."""
+        return self.small if self.small is not None and piece_bytes < self.below_bytes else self.mechanism
+
+    @property
+    def words(self) -> str:
+        """The piece for a person: 'one block of one layer'."""
+        halves = ", keys and values apart" if self.apart else ""
+        return f"{_SPANS[self.span]} of {'all layers' if self.all_layers else 'one layer'}{halves}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +72,17 @@ class Profile:
     `ignores_salt` names the layers whose tiers mix tenants even where requests carry a salt. A pool is kept
     `fill_percent` full at most, in chunks of `tier_chunk_tokens` (None: the engine's blocks); with
     `first_rank_stores_latent` a size a rank is the whole size where every rank holds the same latent. `disk_presets`
-    name the shapes in which a probe measures its disk tier, alone and behind a host tier. The other sizes are
-    assumptions until a running server is measured.
+    name the shapes in which a probe measures its disk tier, alone and behind a host tier. `load` and `store` say how it
+    moves bytes over the host link, `block_tokens` its default block, for an estimate without an engine. The other sizes
+    are assumptions until a running server is measured.
     """
 
     name: str
     version: str
     inclusive: bool
+    load: Move
+    store: Move
+    block_tokens: int
     utilization: float
     fraction_of: Literal["total", "static", "free"]
     host_unit_bytes: int
@@ -90,6 +141,12 @@ def largest_without_padding(limit: int, pieces: int) -> int:
     return pieces * (1 << each.bit_length() - 1) if each else 0
 
 
+_VLLM = "vLLM 0.32 kv_offload/cpu/gpu_worker.py; its connector asks for the layout LBHNC, layers outermost"
+_TENSORRT = "TensorRT-LLM 1.2 kvCacheTransferManager.cpp, copyBlock: one copy a block and pool, layers inside"
+_LLAMA = "llama.cpp server prompt cache: states a sequence in regular RAM, written tensor by tensor"
+_LMCACHE = "LMCache 0.5.6 gpu_connector (multi_layer_kv_transfer in, a staged chunk out)"
+_LMCACHE_SERVER = "LMCache 0.5.6 multiprocess/object_group_transfer.py, run_direct_transfer"
+
 _PROFILES = {
     profile.name: profile
     for profile in (
@@ -97,6 +154,9 @@ _PROFILES = {
             name="vllm",
             version="0.33.0",
             inclusive=True,
+            load=Move(span="block", mechanism="batch", small="gather", below_bytes=28 * KiB, source=_VLLM),
+            store=Move(span="block", mechanism="batch", source=_VLLM),
+            block_tokens=16,
             utilization=0.92,
             fraction_of="total",
             host_unit_bytes=GiB,
@@ -113,6 +173,20 @@ _PROFILES = {
             name="sglang",
             version="0.5.23",
             inclusive=True,
+            load=Move(
+                span="token",
+                mechanism="gather",
+                apart=True,
+                source="SGLang 0.5.23 mem_cache/pool_host, load_to_device_per_layer with --hicache-io-backend kernel",
+            ),
+            store=Move(
+                span="block",
+                mechanism="batch",
+                all_layers=True,
+                apart=True,
+                source="SGLang 0.5.23 kvcacheio/staged_write_back.cuh with --hicache-mem-layout page_first",
+            ),
+            block_tokens=1,
             utilization=0.88,
             fraction_of="static",
             host_unit_bytes=GB,
@@ -126,6 +200,9 @@ _PROFILES = {
             name="tensorrt-llm",
             version="1.2.1",
             inclusive=False,
+            load=Move(span="block", mechanism="loop", all_layers=True, source=_TENSORRT),
+            store=Move(span="block", mechanism="loop", all_layers=True, source=_TENSORRT),
+            block_tokens=32,
             utilization=0.9,
             fraction_of="free",
             host_unit_bytes=MiB,
@@ -137,6 +214,9 @@ _PROFILES = {
             name="llama.cpp",
             version="0.5.0-dev",
             inclusive=False,
+            load=Move(span="sequence", mechanism="loop", apart=True, pageable=True, source=_LLAMA),
+            store=Move(span="sequence", mechanism="loop", apart=True, pageable=True, source=_LLAMA),
+            block_tokens=1,
             utilization=1.0,
             fraction_of="total",
             host_unit_bytes=MiB,
@@ -160,12 +240,16 @@ _LAYERS = {
         "tier_chunk_tokens": 256,
         "disk_presets": ("lmcache", "lmcache"),
         "first_rank_stores_latent": True,
+        "load": Move(span="token", mechanism="gather", apart=True, source=_LMCACHE),
+        "store": Move(span="chunk", mechanism="loop", all_layers=True, source=_LMCACHE),
         "source": "LMCache 0.5.6 in process: max_local_cpu_size in GiB a rank, chunks of 256 tokens",
     },
     ("vllm", "lmcache-server"): {
         "shm": False,
         "disk_survives": "never",
         "fill_percent": 80,
+        "load": Move(span="block", mechanism="batch", apart=True, source=_LMCACHE_SERVER),
+        "store": Move(span="block", mechanism="batch", apart=True, source=_LMCACHE_SERVER),
         "tier_chunk_tokens": 256,
         "disk_presets": ("lmcache", "lmcache"),
         "source": "LMCache 0.5.6 server: --l1-size-gb in GiB a node, evicts at 80 % full, chunks of 256 tokens",

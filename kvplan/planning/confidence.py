@@ -52,7 +52,10 @@ def confidence(facts: Facts) -> Confidence:
 
 def _positive(facts: Facts) -> Iterator[str]:
     if facts.host_link and facts.host_link.provenance == "measured":
-        yield "the host link was measured at the engine's block size"
+        as_moved = (
+            "as the engine moves its cache" if facts.host_link.as_moved else "near the pieces that the engine moves"
+        )
+        yield f"the host link was measured {as_moved}"
     if facts.prefill.provenance == "measured":
         yield "prefill was measured for this model"
     yield (
@@ -108,6 +111,7 @@ def _machine(facts: Facts) -> Iterator[Evidence]:
     )
     if facts.host_memory:
         yield evidence_of("usable host memory", show_bytes(facts.host_memory.value), facts.host_memory)
+    yield from _moves(facts)
     for what, rates in (("host link", facts.host_link), ("disk", facts.disk_link)):
         if rates:
             yield _link(what, rates, facts)
@@ -116,6 +120,19 @@ def _machine(facts: Facts) -> Iterator[Evidence]:
         value="inclusive" if facts.profile.inclusive else "exclusive",
         provenance="published",
         source=facts.profile.source,
+        date=facts.profile.date,
+    )
+
+
+def _moves(facts: Facts) -> Iterator[Evidence]:
+    if facts.host_link is None:
+        return
+    load, store = facts.moves
+    yield Evidence(
+        what="pieces on the host link",
+        value=f"load {load.text}, store {store.text}",
+        provenance="published",
+        source=load.source if load.source == store.source else f"{load.source}; {store.source}",
         date=facts.profile.date,
     )
 

@@ -25,7 +25,16 @@ from kvplan.engines.profiles import Profile, profile
 from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand
 from kvplan.planning.curves import Curves, curves_of
-from kvplan.planning.links import Rates, StoreShare, disk_rates, host_rates, store_share
+from kvplan.planning.links import (
+    Rates,
+    Shape,
+    StoreShare,
+    disk_rates,
+    host_rates,
+    published_pieces,
+    shape,
+    store_share,
+)
 from kvplan.planning.recompute import prefill_cost
 from kvplan.units import show_bytes
 
@@ -47,7 +56,8 @@ class Facts:
     """Everything a plan is computed from. GPU memory is per GPU, `host_memory` and `shm` of the whole host.
 
     `gpus` serve one replica, `replicas` share the log, `on_host` of them share one host. `bytes_per_token_per_gpu` is
-    what a reusable token takes on the fullest rank, and what that rank has to load for it.
+    what a reusable token takes on the fullest rank, and what that rank has to load for it. `moves` are the pieces of
+    loads and of stores on the host link.
     """
 
     estimate: Estimate
@@ -68,6 +78,7 @@ class Facts:
     demand: Demand
     prefill: Prefill
     prices: Prices | None
+    moves: tuple[Shape, Shape]
     host_link: Rates | None
     disk_link: Rates | None
     store_share: StoreShare
@@ -127,7 +138,9 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
     device, findings = _device(host, gpu)
     per_gpu = _bytes_per_token(data)
     prefill, more = prefill_cost(data, host, gpu)
-    links, flagged = _links(data, host, device, gpu, policy, per_gpu, rules)
+    mean = workload.data.input_tokens // max(1, workload.data.requests)
+    load, store = (shape(move, data, per_gpu, rules, mean) for move in (rules.load, rules.store))
+    links, flagged = _links(data, host, device, gpu, policy, per_gpu, rules, (load, store))
     lasts = rules.disk_survives == "behind-host" and not policy.forbid_host
     curves = curves_of(workload.data, policy, replicas, lasts)
     return Facts(
@@ -149,9 +162,10 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
         demand=demand(workload.data, curves, policy.growth, replicas),
         prefill=prefill,
         prices=inputs.prices,
+        moves=(load, store),
         host_link=links[0],
         disk_link=links[1],
-        store_share=store_share(host, max(1, data.block_tokens) * per_gpu, links[0], policy.allow_flagged_links),
+        store_share=store_share(host, store, links[0], policy.allow_flagged_links),
         machine=machine,
         host_memory=_host_memory(machine, policy, probe.created if probe else None),
         dates={
@@ -295,11 +309,12 @@ def _links(
     policy: Policy,
     per_gpu: int,
     rules: Profile,
+    moves: tuple[Shape, Shape],
 ) -> tuple[tuple[Rates | None, Rates | None], list[Finding]]:
     granule = max(1, estimate.block_tokens) * per_gpu
     host, disk, findings = None, None, list[Finding]()
     if probe and (device or gpu is None):
-        host, flagged = host_rates(probe, granule, policy.allow_flagged_links)
+        host, flagged = host_rates(probe, *moves, policy.allow_flagged_links)
         findings += flagged
     if probe:
         shape = rules.disk_presets[0 if policy.forbid_host else 1]
@@ -312,7 +327,8 @@ def _links(
         )
     elif host is None and gpu:
         rate = gpu.achievable_link_bytes_per_s
-        source = f"what page-locked copies reach on the link of {gpu.name} in public measurements; {gpu.source}"
+        source = f"what large page-locked copies reach on {gpu.name}'s link in public measurements; {gpu.source}"
+        findings += published_pieces(moves[0], rate)
         host = Rates(
             load_bytes_per_s=rate, store_bytes_per_s=rate, latency_s=0.0, provenance="published", source=source
         )

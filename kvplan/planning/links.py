@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kvplan.documents import Disk, Finding, Link, Probe, Provenance
+from kvplan.documents import Disk, Estimate, Finding, Link, Probe, Provenance
+from kvplan.engines.profiles import MECHANISMS, Mechanism, Move, Profile
+from kvplan.units import MiB, show_rate
+
+FAR = 2  # a cell with pieces this many times the engine's says little of them
+LARGE = MiB  # from here on public measurements of large copies hold
 
 OPPOSITE = "opposite direction"
+PAGEABLE = "pageable"
 COMPARISON = "comparison"
 SUSTAINED = "sustained"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What one link carries in each direction, in bytes a second, and where that is known from."""
+    """What one link carries in each direction, in bytes a second, and where that is known from.
+
+    `as_moved`: it was measured in the engine's own pieces and by its own mechanism.
+    """
 
     load_bytes_per_s: float
     store_bytes_per_s: float
@@ -23,6 +32,7 @@ class Rates:
     provenance: Provenance
     source: str
     disk: Disk | None = None
+    as_moved: bool = False
 
 
 def nearest(cells: Iterable[Link], granule: int, depth: int) -> Link | None:
@@ -51,26 +61,138 @@ def clean(cells: Iterable[Link], allow_flagged: bool) -> list[Link]:
     ]
 
 
-def host_rates(probe: Probe, granule: int, allow_flagged: bool) -> tuple[Rates | None, list[Finding]]:
-    """Host link of the slowest GPU that was measured, per GPU; None where no usable pair of cells is there."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How one direction of the host link is really used: pieces of `piece` bytes, and the mechanism that moves them."""
+
+    piece: int
+    mechanism: Mechanism = "loop"
+    words: str = "one piece"
+    pageable: bool = False
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        """The shape for a person."""
+        memory = " from pageable memory" if self.pageable else ""
+        return f"{self.piece:,} B ({self.words}) by {MECHANISMS[self.mechanism]}{memory}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """The measured cell that stands for a shape, its rate, and where the rate is bounded by the other direction."""
+
+    cell: Link
+    rate: float
+    bounded: bool
+
+
+def shape(move: Move, estimate: Estimate, per_token: int, rules: Profile, sequence_tokens: int) -> Shape:
+    """The pieces of one direction for a model: `per_token` bytes of a token on one GPU, sequences of a mean length."""
+    block = rules.block_tokens if estimate.engine == "none" else max(1, estimate.block_tokens)
+    spans = {"token": 1, "block": block, "chunk": rules.tier_chunk_tokens or block, "sequence": max(1, sequence_tokens)}
+    piece = move.piece_bytes(estimate, per_token, spans[move.span])
+    return Shape(piece=piece, mechanism=move.by(piece), words=move.words, pageable=move.pageable, source=move.source)
+
+
+def host_rates(probe: Probe, load: Shape, store: Shape, allow_flagged: bool) -> tuple[Rates | None, list[Finding]]:
+    """Host link of the slowest GPU that was measured, per GPU; None where no usable pair of cells is there.
+
+    Cells of the shape's mechanism at the nearest piece; where it was not measured, plain cells nearest to that piece.
+    """
     measured = [cell for cell in probe.links if cell.direction in ("h2d", "d2h")]
-    usable = clean(measured, allow_flagged)
-    slowest = []
-    for direction in ("h2d", "d2h"):
-        ends = {cell.target if direction == "h2d" else cell.source for cell in usable if cell.direction == direction}
-        of_gpus = [
-            nearest(
-                [cell for cell in usable if end in (cell.source, cell.target) and cell.direction == direction],
-                granule,
-                1,
-            )
-            for end in sorted(ends)
-        ]
-        slowest.append(min((cell for cell in of_gpus if cell), key=lambda cell: cell.p50_bytes_per_s, default=None))
-    load, store = slowest
-    if load is None or store is None:
+    found = [
+        _slowest([cell for cell in measured if cell.direction == way], shape, allow_flagged)
+        for way, shape in (("h2d", load), ("d2h", store))
+    ]
+    if found[0] is None or found[1] is None:
         return None, _refused("host link", measured)
-    return _measured(load, store), []
+    said = [*_gaps("loads", load, found[0]), *_gaps("stores", store, found[1])]
+    rates = Rates(
+        load_bytes_per_s=found[0].rate,
+        store_bytes_per_s=found[1].rate,
+        latency_s=found[0].cell.p50_latency_s,
+        provenance="measured",
+        source=f"loads {_told(found[0])}; stores {_told(found[1])}",
+        as_moved=not said,
+    )
+    return rates, said
+
+
+def _slowest(cells: list[Link], shape: Shape, allow_flagged: bool) -> Chosen | None:
+    """Of the cells that stand for a shape on each GPU, the slowest."""
+    ends = {end for cell in cells for end in (cell.source, cell.target)} - {"host"}
+    of_gpus = [
+        _chosen([cell for cell in cells if end in (cell.source, cell.target)], shape, allow_flagged)
+        for end in sorted(ends)
+    ]
+    return min((one for one in of_gpus if one), key=lambda one: one.rate, default=None)
+
+
+def _chosen(cells: list[Link], shape: Shape, allow_flagged: bool) -> Chosen | None:
+    """The cell of one direction of one GPU that stands for a shape.
+
+    A mechanism measured alone carries no more than plain copies of any size carry beside the opposite direction.
+    """
+    usable = clean(cells, allow_flagged)
+    plain = [cell for cell in usable if cell.preset is None]
+    preset = None if shape.mechanism == "loop" else shape.mechanism
+    alike = [cell for cell in usable if preset is not None and cell.preset == preset]
+    if shape.pageable:
+        pageable = [cell for cell in cells if cell.flags == (PAGEABLE,) and cell.preset is None]
+        alike = [cell for cell in clean(pageable, True) if cell.concurrent == "none"]
+    cell = nearest(alike or plain, shape.piece, 1)
+    if cell is None:
+        return None
+    beside = [one.p50_bytes_per_s for one in plain if one.concurrent == OPPOSITE]
+    bounded = cell.concurrent == "none" and bool(beside) and max(beside) < cell.p50_bytes_per_s
+    return Chosen(cell=cell, rate=max(beside) if bounded else cell.p50_bytes_per_s, bounded=bounded)
+
+
+def _gaps(verb: str, shape: Shape, chosen: Chosen) -> Iterator[Finding]:
+    """What was not measured as the engine moves it: another mechanism or memory, or a piece far below the cell's."""
+    cell = chosen.cell
+    preset = None if shape.mechanism == "loop" else shape.mechanism
+    if cell.preset != preset:
+        text = (
+            f"{verb} move pieces of {shape.text}, which the probe did not measure: the plan takes "
+            f"plain copies of {cell.granule_bytes:,} B, one call each; probe with the model's estimate to measure it"
+        )
+        yield Finding(severity="info", code="link-mechanism", text=text)
+    if shape.pageable and PAGEABLE not in cell.flags:
+        text = (
+            f"{verb} move pieces of {shape.text}, and only page-locked copies were measured: expect less than "
+            f"{show_rate(chosen.rate)}"
+        )
+        yield Finding(severity="warning", code="link-pageable", text=text)
+    if cell.granule_bytes > FAR * shape.piece:
+        least = chosen.rate * shape.piece / cell.granule_bytes
+        text = (
+            f"{verb} move pieces of {shape.text}, and the nearest measured is {cell.granule_bytes:,} B: the "
+            f"plan takes its {show_rate(chosen.rate)}, and it may be as little as {show_rate(least)}; probe with "
+            f"--granule {shape.piece}"
+        )
+        yield Finding(severity="warning", code="link-piece", text=text)
+
+
+def _told(chosen: Chosen) -> str:
+    cell = chosen.cell
+    means = {str(name): words for name, words in MECHANISMS.items()}.get(cell.preset or "loop", cell.preset)
+    beside = "alone" if cell.concurrent == "none" else f"beside the {cell.concurrent}"
+    bound = ", bounded by what copies carry beside the opposite direction" if chosen.bounded else ""
+    flags = f", {', '.join(cell.flags)}" if cell.flags else ""
+    return f"{cell.source} to {cell.target}, {cell.granule_bytes:,} B a piece by {means}, {beside}{bound}{flags}"
+
+
+def published_pieces(load: Shape, rate: float) -> list[Finding]:
+    """What a published rate of large copies leaves open for an engine that moves smaller pieces."""
+    if load.piece >= LARGE:
+        return []
+    text = (
+        f"the host link's {show_rate(rate)} is what large copies reach, and loads move pieces of {load.text}, which "
+        "can carry much less: probe the GPU host with the model's estimate"
+    )
+    return [Finding(severity="info", code="link-large-copies", text=text)]
 
 
 def disk_rates(
@@ -100,7 +222,7 @@ def _shaped(cells: list[Link], direction: str, granule: int, depth: int, preset:
     return nearest(alike or [cell for cell in mine if cell.preset is None], granule, depth)
 
 
-def _measured(load: Link, store: Link, disk: Disk | None = None) -> Rates:
+def _measured(load: Link, store: Link, disk: Disk) -> Rates:
     shape = f", as {load.preset} moves them" if load.preset else ""
     beside = "" if load.concurrent == "none" else f", beside {load.concurrent}"
     return Rates(
@@ -138,8 +260,10 @@ ASSUMED_SHARE = StoreShare(
 )
 
 
-def store_share(probe: Probe | None, granule: int, rates: Rates | None, allow_flagged: bool) -> StoreShare:
+def store_share(probe: Probe | None, store: Shape, rates: Rates | None, allow_flagged: bool) -> StoreShare:
     """What copies to the host take from a decode-like load, on the GPU where it is most; assumed where not measured.
+
+    The mechanism and the piece of stores speak, where they were measured.
 
     In a second of copying at the rate under load, the share 1 - alone / loaded of a step's progress is lost.
     """
@@ -151,8 +275,9 @@ def store_share(probe: Probe | None, granule: int, rates: Rates | None, allow_fl
     ]
     if not cells or rates is None or rates.provenance != "measured":
         return ASSUMED_SHARE
-    near = min(abs(math.log(max(1, one.granule_bytes) / granule)) for one in cells)
-    alike = [one for one in cells if abs(math.log(max(1, one.granule_bytes) / granule)) == near]
+    cells = [one for one in cells if one.mechanism == store.mechanism] or cells
+    near = min(abs(math.log(max(1, one.granule_bytes) / store.piece)) for one in cells)
+    alike = [one for one in cells if abs(math.log(max(1, one.granule_bytes) / store.piece)) == near]
     lost, worst = max(
         (
             (
