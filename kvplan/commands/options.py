@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -34,49 +34,10 @@ Dcp = Annotated[int, typer.Option(min=1, help="Decode context parallel size.")]
 Gpu = Annotated[str | None, typer.Option(metavar="NAME", help="A GPU of the catalogue, such as h100-80gb.")]
 MaxModelLen = Annotated[str | None, typer.Option(metavar="TOKENS", help="Longest sequence the engine will accept.")]
 BlockTokens = Annotated[int | None, typer.Option(min=1, help="Tokens of one block.")]
-Format = Annotated[str | None, typer.Option(help="Log format; detected when left out.")]
-Tokenizer = Annotated[Path | None, typer.Option(metavar="DIR", help="Local tokenizer folder, for logs of text.")]
-TenantBy = Annotated[str | None, typer.Option(metavar="FIELD", help="Log field that names the tenant.")]
 Ttl = Annotated[str | None, typer.Option(metavar="TIME", help="Longest time a cached block may be kept, such as 10m.")]
-HostMemory = Annotated[
-    str | None, typer.Option(metavar="SIZE", help="Most host memory the cache may take, such as 512GiB.")
-]
-DiskSize = Annotated[
-    str | None, typer.Option("--disk", metavar="SIZE", help="Most disk the cache may take, such as 4TB.")
-]
-ForbidDisk = Annotated[bool, typer.Option("--forbid-disk", help="Never keep cache on a disk.")]
 SloTtft = Annotated[str | None, typer.Option(metavar="TIME", help="Target time to first token, such as 2s.")]
-Replicas = Annotated[int, typer.Option(min=1, help="Replicas that share the log's requests.")]
-HostLink = Annotated[str | None, typer.Option(metavar="RATE", help="Host to GPU rate to plan with, such as 25GB/s.")]
-PerHost = Annotated[int | None, typer.Option("--replicas-per-host", min=1, help="Replicas that share one host.")]
-Growth = Annotated[float, typer.Option(min=0.001, help="Demand to plan for, as a multiple of the log's.")]
-Utilization = Annotated[
-    float | None, typer.Option("--gpu-memory-utilization", min=0.0, max=1.0, help="The engine's memory fraction.")
-]
-Flagged = Annotated[bool, typer.Option("--allow-flagged-links", help="Plan with measurements that are flagged.")]
-Share = Annotated[Literal["all", "tenant", "none"], typer.Option(help="Whose cached blocks a request may reuse.")]
-Routing = Annotated[
-    Literal["affinity", "session", "round-robin"], typer.Option(help="How requests are spread over replicas.")
-]
-Headroom = Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of host memory that is never given away.")]
-Reserves = Annotated[
-    list[str] | None,
-    typer.Option("--reserve", metavar="NAME=SIZE", help="Host memory of something else: other-models=40GiB, …"),
-]
-RestartEvery = Annotated[str | None, typer.Option(metavar="TIME", help="How often the engine restarts, such as 24h.")]
-Expansion = Annotated[float, typer.Option(min=1.0, help="Bytes a tier takes over those of the estimate.")]
-Admission = Annotated[
-    Literal["all", "second-use"], typer.Option("--disk-admission", help="What is written to disk: all, or reused only.")
-]
-DiskOwn = Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes of the folder that the cache already holds.")]
-Offload = Annotated[
-    Literal["native", "lmcache", "lmcache-server"], typer.Option(help="The layer in the engine that keeps the tiers.")
-]
 PricesFile = Annotated[
     Path | None, typer.Option("--prices", metavar="FILE", help="Dated, confirmed prices (TOML); none, no dollars.")
-]
-View = Annotated[
-    Literal["owned", "bought", "rented"], typer.Option("--price-view", help="What memory costs when a size is chosen.")
 ]
 WhatIf = Annotated[
     list[str] | None,

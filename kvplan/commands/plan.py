@@ -3,64 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.options import (
-    Admission,
-    DiskOwn,
-    DiskSize,
-    Earlier,
-    Expansion,
-    Flagged,
-    ForbidDisk,
-    Gpu,
-    Growth,
-    Headroom,
-    HostLink,
-    HostMemory,
-    Json,
-    Offload,
-    Output,
-    PerHost,
-    PricesFile,
-    Quiet,
-    Replicas,
-    Reserves,
-    RestartEvery,
-    Routing,
-    Share,
-    SloTtft,
-    Ttl,
-    Utilization,
-    View,
-    WhatIf,
-    gpu_spec,
-    opt,
-)
+from kvplan.commands.grouped import grouped
+from kvplan.commands.limits import Limits
+from kvplan.commands.options import Earlier, Gpu, Json, Output, PricesFile, Quiet, WhatIf, gpu_spec
 from kvplan.errors import UsageError
-from kvplan.units import parse_duration, parse_rate, parse_size
 
 if TYPE_CHECKING:
-    from kvplan.documents import Document, Plan, Policy, Requests, Reserve
+    from kvplan.documents import Document, Plan, Policy, Requests
     from kvplan.progress import Progress
 
 Emit = Annotated[
     str | None,
     typer.Option(metavar="SYSTEM", help="Print the configuration of vllm, sglang, lmcache, … instead of the page."),
 ]
-_POLICY: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "host_memory_bytes": ("--host-memory", parse_size),
-    "disk_bytes": ("--disk", parse_size),
-    "disk_own_bytes": ("--disk-own", parse_size),
-    "ttl_s": ("--ttl", parse_duration),
-    "slo_ttft_s": ("--slo-ttft", parse_duration),
-    "restart_every_s": ("--restart-every", parse_duration),
-    "host_link_bytes_per_s": ("--host-link", parse_rate),
-}
 
 
 def pick(documents: list[Document[Any]], kind: str, needed: bool) -> Any:
@@ -126,27 +87,6 @@ def cases_of(
     return [([*estimate, *shared, *probe], gpu) for estimate, probe, gpu in product(some, here, gpus)]
 
 
-def reserve_of(text: str) -> Reserve:
-    from kvplan.documents import Reserve
-
-    name, equals, size = text.partition("=")
-    if not equals:
-        raise UsageError(f"{text!r} is no part of host memory: write for example other-models=40GiB")
-    return Reserve(name=name.strip(), bytes=parse_size(size))
-
-
-def policy_of(reserves: list[str] | None = None, **given: Any) -> Policy:
-    """A policy from option values by field; what was not given keeps its default."""
-    from kvplan.documents import Policy
-
-    values = {name: value for name, value in given.items() if value is not None}
-    for name, (flag, parse) in _POLICY.items():
-        if name in values:
-            values[name] = opt(flag, values[name], parse)
-    parts = tuple(part for text in reserves or () if (part := opt("--reserve", text, reserve_of)))
-    return Policy(reserves=parts, **values)
-
-
 def exit_if_exceeded(document: Document[Plan]) -> None:
     """Exit 3 when the plan exceeds a limit, so that a script can use kvplan as a gate."""
     broken = [limit for limit in document.data.limits if not limit.ok]
@@ -172,34 +112,16 @@ def emitted(document: Document[Plan], system: str, as_json: bool, output: Path |
     give(document, system, False, False, None, quiet)
 
 
+@grouped
 def plan(
+    *,
     documents: Annotated[
         list[Path], typer.Argument(metavar="DOCUMENT…", help="estimate, workload and probe documents.")
     ],
     gpu: Gpu = None,
     engine: Annotated[str, typer.Option(help="Engine to plan for.")] = "vllm",
-    host_memory: HostMemory = None,
-    disk: DiskSize = None,
-    forbid_disk: ForbidDisk = False,
-    ttl: Ttl = None,
-    slo_ttft: SloTtft = None,
-    replicas: Replicas = 1,
-    replicas_per_host: PerHost = None,
-    routing: Routing = "affinity",
-    share: Share = "all",
-    growth: Growth = 1.0,
-    gpu_memory_utilization: Utilization = None,
-    host_link: HostLink = None,
-    allow_flagged_links: Flagged = False,
-    headroom: Headroom = 0.1,
-    reserve: Reserves = None,
-    restart_every: RestartEvery = None,
-    offload: Offload = "native",
-    expansion: Expansion = 1.0,
-    disk_admission: Admission = "all",
-    disk_own: DiskOwn = None,
+    limits: Limits,
     prices: PricesFile = None,
-    price_view: View = "owned",
     what_if: WhatIf = None,
     against: Earlier = None,
     emit: Emit = None,
@@ -216,31 +138,7 @@ def plan(
     from kvplan.console import answer
     from kvplan.files import load
 
-    policy = policy_of(
-        engine=engine,
-        host_memory_bytes=host_memory,
-        disk_bytes=disk,
-        disk_own_bytes=disk_own,
-        forbid_disk=forbid_disk,
-        ttl_s=ttl,
-        slo_ttft_s=slo_ttft,
-        replicas=replicas,
-        replicas_per_host=replicas_per_host,
-        routing=routing,
-        share=share,
-        growth=growth,
-        gpu_memory_utilization=gpu_memory_utilization,
-        host_link_bytes_per_s=host_link,
-        allow_flagged_links=allow_flagged_links,
-        headroom_ratio=headroom,
-        reserves=reserve,
-        restart_every_s=restart_every,
-        offload=offload,
-        expansion=expansion,
-        disk_admission=disk_admission,
-        price_view=price_view,
-    )
-    document = planned([load(path) for path in documents], gpu, policy, prices, what_if, against)
+    document = planned([load(path) for path in documents], gpu, limits.policy(engine), prices, what_if, against)
     if emit is None:
         answer(document, as_json=as_json, output=output, quiet=quiet)
     else:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.options import BlockTokens, Format, Json, Quiet, TenantBy, Tokenizer, opt, required
-from kvplan.commands.workload import read_requests
+from kvplan.commands.grouped import grouped
+from kvplan.commands.options import Json, Quiet, opt, required
+from kvplan.commands.reading import Reading
 from kvplan.errors import UsageError
 from kvplan.units import parse_duration
 
@@ -23,7 +24,9 @@ _EXTRA = "JSON object to put into every request body, such as '{\"cache_prompt\"
 
 
 @replay.command()
+@grouped
 def export(
+    *,
     logs: Annotated[list[Path], typer.Argument(metavar="LOG…", help="Request logs; - is standard input.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="The schedule; .gz is compressed.")],
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="The first N requests of the log.")] = None,
@@ -55,17 +58,7 @@ def export(
     sessions: Annotated[
         bool, typer.Option("--sessions/--no-sessions", help="Say which requests belong to one session.")
     ] = True,
-    format: Format = None,
-    block_tokens: BlockTokens = None,
-    tokenizer: Tokenizer = None,
-    tenant_by: TenantBy = None,
-    skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0,
-    columns: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
-    ] = None,
-    approximate_tokens: Annotated[
-        float | None, typer.Option(metavar="BYTES", help="Without a tokenizer: bytes of text that count as a token.")
-    ] = None,
+    reading: Reading,
     quiet: Quiet = False,
 ) -> None:
     """A log as a schedule that AIPerf, GuideLLM and vllm bench serve play; no text of the log is in it.
@@ -86,17 +79,7 @@ def export(
         sessions=sessions,
     )
     with progress(quiet) as listen:
-        requests = read_requests(
-            logs,
-            listen=listen,
-            format=format,
-            block_tokens=block_tokens,
-            tokenizer=tokenizer,
-            tenant_by=tenant_by,
-            columns=columns or (),
-            bytes_per_token=approximate_tokens,
-            skip_bad=skip_bad,
-        )
+        requests = reading.requests(logs, listen)
         schedule = stage.schedule_of(requests, options)
         stage.write(schedule, output, form, request, listen)
     for finding in schedule.findings:

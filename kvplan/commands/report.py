@@ -10,39 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvplan.commands.estimate import estimated
+from kvplan.commands.grouped import grouped
+from kvplan.commands.limits import Limits
 from kvplan.commands.options import (
-    DiskSize,
     Earlier,
-    Flagged,
-    ForbidDisk,
-    Format,
-    Growth,
-    Headroom,
-    HostLink,
-    HostMemory,
     Json,
     KvDtype,
     MaxModelLen,
-    PerHost,
     Pp,
     PricesFile,
     Quiet,
-    Replicas,
     Revision,
-    Routing,
-    Share,
-    SloTtft,
-    TenantBy,
-    Tokenizer,
     Tp,
-    Ttl,
-    Utilization,
     WhatIf,
     gpu_spec,
     opt,
 )
-from kvplan.commands.plan import cases_of, pick, planned, policy_of, profiled_for
-from kvplan.commands.workload import read_requests
+from kvplan.commands.plan import cases_of, pick, planned, profiled_for
+from kvplan.commands.reading import Reading
 from kvplan.errors import UsageError
 from kvplan.units import parse_tokens
 
@@ -51,7 +36,9 @@ if TYPE_CHECKING:
     from kvplan.page import Page
 
 
+@grouped
 def report(
+    *,
     documents: Annotated[list[Path] | None, typer.Argument(metavar="[DOCUMENT…]", help="Documents to render.")] = None,
     model: Annotated[
         list[str] | None,
@@ -72,23 +59,8 @@ def report(
     tp: Tp = 1,
     pp: Pp = 1,
     max_model_len: MaxModelLen = None,
-    format: Format = None,
-    tokenizer: Tokenizer = None,
-    tenant_by: TenantBy = None,
-    host_memory: HostMemory = None,
-    disk: DiskSize = None,
-    forbid_disk: ForbidDisk = False,
-    ttl: Ttl = None,
-    slo_ttft: SloTtft = None,
-    replicas: Replicas = 1,
-    replicas_per_host: PerHost = None,
-    routing: Routing = "affinity",
-    share: Share = "all",
-    growth: Growth = 1.0,
-    gpu_memory_utilization: Utilization = None,
-    host_link: HostLink = None,
-    allow_flagged_links: Flagged = False,
-    headroom: Headroom = 0.1,
+    reading: Reading,
+    limits: Limits,
     prices: PricesFile = None,
     what_if: WhatIf = None,
     against: Earlier = None,
@@ -121,26 +93,10 @@ def report(
         gpu=gpu_spec(gpus[0]) if len(gpus) == 1 else None,
     )
     inputs += [estimated(one, revision, options) for one in model or ()]
-    policy = policy_of(
-        engine=engine,
-        host_memory_bytes=host_memory,
-        disk_bytes=disk,
-        forbid_disk=forbid_disk,
-        ttl_s=ttl,
-        slo_ttft_s=slo_ttft,
-        replicas=replicas,
-        replicas_per_host=replicas_per_host,
-        routing=routing,
-        share=share,
-        growth=growth,
-        gpu_memory_utilization=gpu_memory_utilization,
-        host_link_bytes_per_s=host_link,
-        allow_flagged_links=allow_flagged_links,
-        headroom_ratio=headroom,
-    )
+    policy = limits.policy(engine)
     if log:
         with progress(quiet) as listen:
-            requests = read_requests(log, listen=listen, format=format, tokenizer=tokenizer, tenant_by=tenant_by)
+            requests = reading.requests(log, listen)
             inputs = profiled_for(inputs, requests, gpus, policy, listen)
     if not inputs:
         raise UsageError("nothing to report: name a document, or give --model and --log")

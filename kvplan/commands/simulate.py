@@ -7,13 +7,17 @@ from typing import Annotated
 
 import typer
 
-from kvplan.commands.options import BlockTokens, Format, Gpu, Json, Output, Quiet, SloTtft, TenantBy, Tokenizer, opt
-from kvplan.commands.plan import pick, planned, policy_of
-from kvplan.commands.workload import read_requests
+from kvplan.commands.grouped import grouped
+from kvplan.commands.limits import Limits
+from kvplan.commands.options import Gpu, Json, Output, Quiet, SloTtft, opt
+from kvplan.commands.plan import pick, planned
+from kvplan.commands.reading import Reading
 from kvplan.units import parse_duration, parse_rate, parse_tokens
 
 
+@grouped
 def simulate(
+    *,
     documents: Annotated[
         list[Path], typer.Argument(metavar="DOCUMENT…", help="A plan; or estimate, workload and probe, to plan from.")
     ],
@@ -49,17 +53,7 @@ def simulate(
     memory_rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="The GPU's memory rate, where the catalogue lacks it.")
     ] = None,
-    format: Format = None,
-    block_tokens: BlockTokens = None,
-    tokenizer: Tokenizer = None,
-    tenant_by: TenantBy = None,
-    skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0,
-    columns: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
-    ] = None,
-    approximate_tokens: Annotated[
-        float | None, typer.Option(metavar="BYTES", help="Without a tokenizer: bytes of text that count as a token.")
-    ] = None,
+    reading: Reading,
     as_json: Json = False,
     output: Output = None,
     quiet: Quiet = False,
@@ -77,7 +71,7 @@ def simulate(
     expect(output)
     inputs = [load(path) for path in documents]
     given = pick(inputs, "plan", False)
-    made = given if given is not None else planned(inputs, gpu, policy_of())
+    made = given if given is not None else planned(inputs, gpu, Limits().policy("vllm"))
     arms, faults = [stage.arm_of(text) for text in arm or ()], [stage.fault_of(text) for text in fault or ()]
     options = stage.Options(
         max_num_batched_tokens=max_num_batched_tokens,
@@ -87,17 +81,7 @@ def simulate(
         output_blocks=opt("--output-blocks", output_blocks, stage.output_rule),
     )
     with progress(quiet) as listen:
-        requests = read_requests(
-            log,
-            listen=listen,
-            format=format,
-            block_tokens=block_tokens,
-            tokenizer=tokenizer,
-            tenant_by=tenant_by,
-            columns=columns or (),
-            bytes_per_token=approximate_tokens,
-            skip_bad=skip_bad,
-        )
+        requests = reading.requests(log, listen)
         data = stage.run(
             made.data,
             requests,

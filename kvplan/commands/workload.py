@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvplan.commands.options import BlockTokens, Format, Json, Output, Quiet, TenantBy, Tokenizer, Ttl, lengths, opt
+from kvplan.commands.grouped import grouped
+from kvplan.commands.options import Json, Output, Quiet, Ttl, lengths, opt
+from kvplan.commands.reading import Reading
 from kvplan.errors import UsageError
 from kvplan.units import parse_duration, parse_tokens
 
@@ -17,65 +18,10 @@ if TYPE_CHECKING:
     from kvplan.documents import Requests
     from kvplan.progress import Progress
 
-
-def read_requests(
-    logs: list[Path],
-    *,
-    listen: Progress,
-    format: str | None = None,
-    block_tokens: int | None = None,
-    tokenizer: Path | None = None,
-    tenant_by: str | None = None,
-    columns: Sequence[str] = (),
-    bytes_per_token: float | None = None,
-    skip_bad: int = 0,
-    sink: Any = None,
-    estimate: Path | None = None,
-) -> Requests:
-    from kvplan.logs import read
-
-    block, image = (None, None) if estimate is None else _of_model(estimate)
-    return read(
-        logs,
-        format=format,
-        block_tokens=block_tokens,
-        tokenizer=tokenizer,
-        tenant_by=tenant_by,
-        columns=_columns(columns),
-        bytes_per_token=bytes_per_token,
-        text_block_tokens=block,
-        image_tokens=image,
-        processes=os.cpu_count() or 1,
-        skip_bad=skip_bad,
-        sink=sink,
-        progress=listen,
-    )
+    Read = Callable[[list[Path], Progress], Requests]
 
 
-def _of_model(path: Path) -> tuple[int, int | None]:
-    """The tokens of a block, and of an image where they are known, from an estimate."""
-    from kvplan.documents import Estimate
-    from kvplan.files import load
-
-    data = load(path).data
-    if not isinstance(data, Estimate):
-        raise UsageError(f"--estimate {path}: is no document that kvplan estimate wrote of one model")
-    each = [media.tokens_each for media in data.media if media.kind == "image" and media.tokens_each is not None]
-    return data.block_tokens, round(each[0]) if each else None
-
-
-def _columns(pairs: Sequence[str]) -> dict[str, str]:
-    """What a table's columns hold, from texts such as `time_ms=when`."""
-    found = {}
-    for pair in (part for text in pairs for part in text.split(",")):
-        role, _, name = pair.partition("=")
-        if not role.strip() or not name.strip():
-            raise UsageError(f"--columns {pair}: write what a column holds and its name, such as time_ms=when")
-        found[role.strip()] = name.strip()
-    return found
-
-
-def _share(logs: list[Path], output: Path | None, compare: bool, quiet: bool, reading: dict[str, Any]) -> None:
+def _share(logs: list[Path], output: Path | None, compare: bool, quiet: bool, read: Read) -> None:
     """Write logs as one trace that may be shared."""
     from kvplan.console import note, progress
     from kvplan.logs import anonymize
@@ -83,7 +29,7 @@ def _share(logs: list[Path], output: Path | None, compare: bool, quiet: bool, re
     if output is None or compare:
         raise UsageError("--anonymize writes one trace: name it with -o, and leave --compare out")
     with progress(quiet) as listen:
-        requests = read_requests(logs, listen=listen, **reading)
+        requests = read(logs, listen)
         anonymize(requests, output, listen)
     note(f"{output}: {len(requests.input_tokens):,} requests as lengths, times and numbered blocks", quiet)
 
@@ -106,16 +52,14 @@ def parse_share(text: str) -> float:
     return share
 
 
+@grouped
 def workload(
+    *,
     logs: Annotated[list[Path], typer.Argument(metavar="LOG…", help="Request logs; - is standard input.")],
-    format: Format = None,
-    block_tokens: BlockTokens = None,
-    tokenizer: Tokenizer = None,
+    reading: Reading,
     capacity_blocks: Annotated[list[int] | None, typer.Option(min=1, help="An exact capacity, in blocks.")] = None,
     capacity_tokens: Annotated[list[str] | None, typer.Option(metavar="TOKENS", help="An exact capacity.")] = None,
-    tenant_by: TenantBy = None,
     ttl: Ttl = None,
-    skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0,
     measure_from: Annotated[float, typer.Option(metavar="SHARE", help="Where in the log warm figures begin.")] = 0.5,
     policies: Annotated[str, typer.Option(metavar="NAME,…", help="fifo, lfu, arc, s3-fifo, optimal.")] = "",
     replicas: Annotated[int | None, typer.Option(min=1, help="What if so many servers shared the requests.")] = None,
@@ -138,12 +82,6 @@ def workload(
     bucket_count: Annotated[
         int, typer.Option(min=1, max=4096, help="Parts of --buckets: one a worker is in memory.")
     ] = 64,
-    columns: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
-    ] = None,
-    approximate_tokens: Annotated[
-        float | None, typer.Option(metavar="BYTES", help="Without a tokenizer: bytes of text that count as a token.")
-    ] = None,
     estimate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Logs of text: block size and image tokens, from an estimate.")
     ] = None,
@@ -162,18 +100,11 @@ def workload(
     from kvplan.files import wrap
     from kvplan.workload import profiled, profiled_in_stream
 
-    reading: dict[str, Any] = {
-        "format": format,
-        "block_tokens": block_tokens,
-        "tokenizer": tokenizer,
-        "tenant_by": tenant_by,
-        "columns": columns or (),
-        "bytes_per_token": approximate_tokens,
-        "skip_bad": skip_bad,
-        "estimate": estimate,
-    }
+    def read(some: Sequence[Path], listen: Progress, sink: Any = None) -> Requests:
+        return reading.requests(some, listen, sink, estimate)
+
     if anonymize:
-        return _share(logs, output, compare, quiet, reading)
+        return _share(logs, output, compare, quiet, read)
     held: dict[str, Any] = {
         "compare": compare,
         "isolate": isolate,
@@ -195,7 +126,7 @@ def workload(
             _refuse_with_stream(held | ({"tiers": tiers, "ttl": ttl} if sample is not None else {}))
             data = profiled_in_stream(
                 logs,
-                lambda sink: read_requests(logs, listen=listen, sink=sink, **reading),
+                lambda sink: read(logs, listen, sink),
                 rate=opt("--sample", sample, parse_share),
                 folder=buckets,
                 bucket_count=bucket_count,
@@ -203,6 +134,5 @@ def workload(
                 **asked,
             )
         else:
-            read = lambda some: read_requests(list(some), listen=listen, **reading)  # noqa: E731
-            data = profiled(logs, read, progress=listen, **held, **asked)
+            data = profiled(logs, lambda some: read(some, listen), progress=listen, **held, **asked)
     return answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
