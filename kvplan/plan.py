@@ -207,10 +207,12 @@ def _break_even(made: Solved) -> tuple[BreakEven, ...]:
     """Rows at four prefix lengths, those beyond the model's context left out; rates are per GPU."""
     facts = made.facts
     share = facts.offload_bytes_per_token / facts.gpus
-    sides = ((made.case.host, float(facts.bytes_per_token_per_gpu)), (made.case.disk, share))
+    link = facts.host_link
+    stores = link.store_bytes_per_s if link and link.provenance == "measured" else None
+    sides = ((made.case.host, float(facts.bytes_per_token_per_gpu), stores), (made.case.disk, share, None))
     return tuple(
-        break_even_row(tier.name, tokens, facts.prefill, tier.path, kv)
-        for tier, kv in sides
+        break_even_row(tier.name, tokens, facts.prefill, tier.path, kv, stored)
+        for tier, kv, stored in sides
         if tier
         for tokens in _lengths(facts)
     )

@@ -203,7 +203,8 @@ def test_a_store_rate_that_nobody_measured_is_said_to_be_assumed() -> None:
     bare = replace(
         probe, data=replace(probe.data, links=tuple(one for one in probe.data.links if one.direction != "d2h"))
     )
-    unmeasured = replace(plan, inputs=replace(plan.inputs, probe=bare))
+    rows = tuple(replace(row, store_bytes_per_s=None) for row in plan.break_even)
+    unmeasured = replace(plan, inputs=replace(plan.inputs, probe=bare), break_even=rows)
     said = [simulate.run(one, log) for one in (plan, unmeasured)]
     assert ["store-rate-assumed" in {note.code for note in one.findings} for one in said] == [False, True]
     stores = next(one for one in said[1].evidence if one.what == "host link, stores")
@@ -211,3 +212,6 @@ def test_a_store_rate_that_nobody_measured_is_said_to_be_assumed() -> None:
     engine: EngineModel = said[1].engine
     assert engine.host_link
     assert engine.host_link.store_bytes_per_s == engine.host_link.load_bytes_per_s
+    measured = said[0].engine.host_link
+    assert measured
+    assert measured.store_bytes_per_s == plan.break_even[0].store_bytes_per_s == 45.3e9

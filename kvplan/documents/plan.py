@@ -154,7 +154,10 @@ class Alternative(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
-    """Recomputing against loading a prefix of `prefix_tokens`; `verdict` allows 20 % for a tie."""
+    """Recomputing against loading a prefix of `prefix_tokens`; `verdict` allows 20 % for a tie.
+
+    Rates are per GPU. `store_bytes_per_s` is what stores reach on a measured host link, None where none was measured.
+    """
 
     tier: Literal["host", "disk"]
     prefix_tokens: Tokens
@@ -163,6 +166,7 @@ class BreakEven(msgspec.Struct, frozen=True, kw_only=True):
     break_even_bytes_per_s: Rate
     link_bytes_per_s: Rate
     verdict: Literal["load", "recompute", "measure"]
+    store_bytes_per_s: Rate | None = None
 
 
 class TierPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -101,7 +101,12 @@ def verdict(recompute_s: float, load_s: float) -> Literal["load", "recompute", "
 
 
 def break_even_row(
-    tier: Literal["host", "disk"], tokens: int, prefill: Prefill, path: LoadPath, kv_bytes_per_token: float
+    tier: Literal["host", "disk"],
+    tokens: int,
+    prefill: Prefill,
+    path: LoadPath,
+    kv_bytes_per_token: float,
+    store_bytes_per_s: float | None = None,
 ) -> BreakEven:
     """One line of the break-even table; the rates are per GPU, as `kv_bytes_per_token` is."""
     recompute_s, load_s = prefill.seconds(tokens), path.seconds(tokens)
@@ -113,6 +118,7 @@ def break_even_row(
         break_even_bytes_per_s=break_even_rate(prefill, kv_bytes_per_token, tokens),
         link_bytes_per_s=kv_bytes_per_token / path.s_per_token if path.s_per_token else math.inf,
         verdict=verdict(recompute_s, load_s),
+        store_bytes_per_s=store_bytes_per_s,
     )
 
 

@@ -155,7 +155,7 @@ def _gaps(verb: str, shape: Shape, chosen: Chosen) -> Iterator[Finding]:
     preset = None if shape.mechanism == "loop" else shape.mechanism
     if cell.preset != preset:
         text = (
-            f"{verb} move pieces of {shape.text}, which the probe did not measure: the plan takes "
+            f"{verb} move pieces of {shape.text}, of which the probe has no clean cell: the plan takes "
             f"plain copies of {cell.granule_bytes:,} B, one call each; probe with the model's estimate to measure it"
         )
         yield Finding(severity="info", code="link-mechanism", text=text)

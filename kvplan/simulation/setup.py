@@ -232,7 +232,13 @@ def _link(plan: Plan, tier: str, per_token: int) -> LinkModel | None:
 
 
 def _store_rate(plan: Plan, tier: str, granule: int) -> float | None:
-    """The clean measured store nearest to a granule, of equals the slowest, all ranks; None where none was measured."""
+    """The rate of stores that the plan was made with, all ranks; else the clean measured cell nearest to a granule.
+
+    Of equals the slowest; None where no store was measured.
+    """
+    planned = next((row.store_bytes_per_s for row in plan.break_even if row.tier == tier), None)
+    if planned is not None:
+        return planned * max(1, plan.inputs.estimate.data.parallel.gpus)
     probe = plan.inputs.probe
     direction, gpus = ("d2h", plan.inputs.estimate.data.parallel.gpus) if tier == "host" else ("write", 1)
     if probe is None or (tier == "host" and plan.policy.host_link_bytes_per_s):
