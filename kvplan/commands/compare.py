@@ -41,10 +41,11 @@ def compare(
     Example: kvplan compare runs --simulation simulation.json -o comparison.json
     """
     from kvplan import compare as stage
-    from kvplan.console import answer
+    from kvplan.console import answer, expect
     from kvplan.documents import Simulation
     from kvplan.files import load, wrap
 
+    expect(output)
     options = stage.Options(
         max_lag_s=opt("--max-lag", max_lag, parse_duration) or 0.0,
         skip=skip,

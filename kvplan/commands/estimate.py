@@ -175,7 +175,7 @@ def estimate(
 
     Example: kvplan estimate --model llama-3.1-8b --engine vllm --gpu h100-80gb --at 8k,32k
     """
-    from kvplan.console import answer
+    from kvplan.console import answer, expect
     from kvplan.documents import EstimateOptions, LlamaCppOptions, Parallel
 
     options = EstimateOptions(
@@ -208,6 +208,7 @@ def estimate(
             flash_attention=flash_attn,
         ),
     )
+    expect(output)
     named = [*(models or ()), *([model] if model else ())]
     points = [one for one in named if from_log and "=" in one]  # several points may follow one --from-log
     document = _several(

@@ -35,7 +35,9 @@ def observe(
     selector: Annotated[
         str, typer.Option(metavar="LABELS", help="Which of its targets, such as '{job=\"vllm\"}'.")
     ] = ALL,
-    every: Annotated[str, typer.Option(metavar="TIME", help="Time between two pages.")] = "15s",
+    every: Annotated[
+        str | None, typer.Option(metavar="TIME", help="Time between two pages; 15s when left out.")
+    ] = None,
     span: Annotated[
         str | None, typer.Option("--for", metavar="TIME", help="How long to read; left out, one page of each server.")
     ] = None,
@@ -83,13 +85,15 @@ def observe(
         return
     if for_system:
         raise UsageError("--for-system is for --dashboard: of pages kvplan finds out what they are of")
+    if every is not None and pages:
+        raise UsageError("--every is for running servers: saved pages were read when they were read")
     with progress(quiet) as listen:
         taken = _taken(
             pages or [],
             url or [],
             prometheus,
             selector=selector,
-            every_s=opt("--every", every, parse_duration) or 0.0,
+            every_s=opt("--every", every or "15s", parse_duration) or 0.0,
             seconds=opt("--for", span, parse_duration),
             elapsed_s=opt("--elapsed", elapsed, parse_duration),
             token=_token(token_file),

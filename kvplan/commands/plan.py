@@ -135,9 +135,10 @@ def plan(
 
     Example: kvplan plan estimate.json workload.json host.json --gpu h100-80gb -o plan.json
     """
-    from kvplan.console import answer
+    from kvplan.console import answer, expect
     from kvplan.files import load
 
+    expect(output)
     document = planned([load(path) for path in documents], gpu, limits.policy(engine), prices, what_if, against)
     if emit is None:
         answer(document, as_json=as_json, output=output, quiet=quiet)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvplan.commands.options import Json, ModelName, Output, Quiet, Revision, lengths, opt
+from kvplan.commands.options import Json, ModelName, Output, Quiet, Revision, lengths, opt, required
 from kvplan.commands.plan import pick
 from kvplan.units import parse_duration, parse_size
 
@@ -55,11 +55,12 @@ def probe(
 
     Example: kvplan probe --disk /mnt/nvme --model llama-3.1-8b -o host.json
     """
-    from kvplan.console import answer, note, progress
+    from kvplan.console import answer, expect, note, progress
     from kvplan.documents import ProbeOptions
     from kvplan.files import load, wrap
     from kvplan.probe import announce, kv_block, measure, merge
 
+    expect(output)
     if merge_files:
         data = merge([pick([load(path)], "probe", True) for path in merge_files])
         answer(wrap(data), as_json=as_json, output=output, quiet=quiet)
@@ -76,7 +77,7 @@ def probe(
         prefill_tokens=opt("--at", at, lengths) or (),
         disks=tuple(str(path) for path in disk or ()),
         only=tuple(only or ()),
-        budget_s=opt("--budget", budget, parse_duration) or 60.0,
+        budget_s=required(opt("--budget", budget, parse_duration), "--budget"),
         write_budget_bytes=opt("--write-budget", write_budget, parse_size) or 0,
         granule_bytes=tuple(opt("--granule", text, parse_size) or 0 for text in granule or ()),
         allow_memory=allow_memory,

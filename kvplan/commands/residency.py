@@ -51,11 +51,12 @@ def residency(
 
     Example: kvplan residency models.toml requests.jsonl --models-max 1
     """
-    from kvplan.console import answer, progress
+    from kvplan.console import answer, expect, progress
     from kvplan.files import load, wrap
     from kvplan.residency import policies, read_log, read_models, share, with_host_memory
     from kvplan.residency import residency as run
 
+    expect(output)
     machine, listed = read_models(models)
     machine = with_host_memory(machine, opt("--host-memory", host_memory, parse_size))
     planned = None if plan is None else pick([load(plan)], "plan", True).data

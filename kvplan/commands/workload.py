@@ -96,7 +96,7 @@ def workload(
 
     Example: kvplan workload trace.jsonl.gz --capacity-blocks 10000
     """
-    from kvplan.console import answer, progress
+    from kvplan.console import answer, expect, progress
     from kvplan.files import wrap
     from kvplan.workload import profiled, profiled_in_stream
 
@@ -105,6 +105,7 @@ def workload(
 
     if anonymize:
         return _share(logs, output, compare, quiet, read)
+    expect(output)
     held: dict[str, Any] = {
         "compare": compare,
         "isolate": isolate,

@@ -63,7 +63,7 @@ class Schedule:
     @property
     def span_s(self) -> float:
         """Seconds from the first to the last stated arrival."""
-        return float(self.time_ms.max()) / 1000 if self.time_ms.size else 0.0
+        return max(0.0, float(self.time_ms.max()) / 1000) if self.time_ms.size else 0.0
 
 
 def schedule_of(requests: Requests, options: Options) -> Schedule:

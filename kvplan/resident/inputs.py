@@ -26,6 +26,9 @@ from kvplan.units import parse_duration, parse_rate, parse_size
 _Natural: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
+_WANTED = "wanted is a list of models in TOML, a [machine] and a [[model]] each (docs/residency.md)"
+
+
 class _Machine(msgspec.Struct, forbid_unknown_fields=True):
     memory: str
     unified: bool = False
@@ -85,8 +88,10 @@ def read_models(path: Path) -> tuple[Machine, tuple[ResidentModel, ...]]:
     try:
         raw: Any = msgspec.json.decode(text) if path.suffix == ".json" else tomllib.loads(text.decode("utf-8"))
         given = msgspec.convert(raw, _List)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.DecodeError) as error:
-        raise KvplanError(f"{path}: {error}") from None
+    except UnicodeDecodeError:
+        raise KvplanError(f"{path}: is no text: {_WANTED}") from None
+    except (tomllib.TOMLDecodeError, msgspec.DecodeError) as error:
+        raise KvplanError(f"{path}: {error}: {_WANTED}") from None
     if not given.model:
         raise KvplanError(f"{path}: no [[model]]: name at least one")
     models = tuple(_model(path, one) for one in given.model)

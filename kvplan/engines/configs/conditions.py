@@ -17,9 +17,15 @@ def shm_room(given: Given, size: int) -> Iterator[Finding]:
     """Whether /dev/shm holds a mapped tier of `size` bytes for every replica of the host."""
     needed = (size + SHM_SPARE) * given.on_host
     free = given.machine.shm_free_bytes if given.machine else None
-    what = f"/dev/shm must have {show_bytes(needed)} free: {show_bytes(size)} of cache and {show_bytes(SHM_SPARE)}"
+    each = f" for each of {given.on_host} engines" if given.on_host > 1 else ""
+    what = (
+        f"/dev/shm must have {show_bytes(needed)} free: {show_bytes(size)} of cache and {show_bytes(SHM_SPARE)}{each}"
+    )
     if free is None:
-        text = f"{what}. It was not checked: no probe of the host; containers have 64 MiB there unless told otherwise"
+        text = (
+            f"{what}. It was not checked: no probe of the host that is planned for; containers have 64 MiB there "
+            "unless told otherwise"
+        )
         yield finding("warning", "shm-room", text)
     elif free < needed:
         text = (
