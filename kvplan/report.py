@@ -58,9 +58,7 @@ def page_of(documents: Sequence[Document[Any]]) -> Page:
     if other is not None:
         raise KvplanError(f"a review of {len(documents)} documents is made of plans, and one of them is a {other}")
     if not plans:
-        raise KvplanError(
-            f"{len(simulations)} simulations make no review: name the plan that they play, or just one"
-        )
+        raise KvplanError(f"{len(simulations)} simulations make no review: name the plan that they play, or just one")
     from kvplan.pages import review
 
     page = sections(plans[0]) if len(plans) == 1 else review.page(plans)

@@ -409,10 +409,10 @@ from kvplan.documents.simulation import (
     LinkModel as LinkModel,
 )
 from kvplan.documents.simulation import (
-    Loop as Loop,
+    LoadPoint as LoadPoint,
 )
 from kvplan.documents.simulation import (
-    LoadPoint as LoadPoint,
+    Loop as Loop,
 )
 from kvplan.documents.simulation import (
     Phase as Phase,
