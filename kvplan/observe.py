@@ -97,7 +97,7 @@ class _Reading:
         names = [system.name for system in self.engines]
         whole = [row for row in self.hits if row.system in names and row.tier == "all"]
         if whole:
-            of, hit = sum(row.of_tokens for row in whole), sum(row.hit_tokens for row in whole)
+            of, hit = sum(row.of_tokens or 0 for row in whole), sum(row.hit_tokens for row in whole)
             computed = max(0, of - hit) if self.engines[0].engine else None
             return of, computed, min(1.0, hit / of) if of else None
         counts = [self.recording.increase(system.computed) for system in self.engines]

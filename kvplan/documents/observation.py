@@ -45,7 +45,7 @@ class TierHits(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     tier: Where
     hit_tokens: Tokens
-    of_tokens: Tokens
+    of_tokens: Tokens | None
     hit_ratio: Ratio | None
     formula: str
     asked_tokens: Tokens | None = None

@@ -85,7 +85,7 @@ def hits(system: System, recording: Recording) -> tuple[TierHits, ...]:
                     system=system.name,
                     tier=row.tier,
                     hit_tokens=hit or 0,
-                    of_tokens=of or 0,
+                    of_tokens=of,
                     hit_ratio=min(1.0, (hit or 0) / of) if of else None,
                     asked_tokens=asked,
                     formula=f"{_group(row.hits)} / {_group(row.of)}",
@@ -100,14 +100,14 @@ def matched(system: System, recording: Recording, of_tokens: int | None) -> tupl
     found = recording.increase(system.matched)
     if found is None:
         return ()
-    tokens, of = round(found), of_tokens or 0
+    tokens = round(found)
     return (
         TierHits(
             system=system.name,
             tier="external",
             hit_tokens=tokens,
-            of_tokens=of,
-            hit_ratio=min(1.0, tokens / of) if of else None,
+            of_tokens=of_tokens,
+            hit_ratio=min(1.0, tokens / of_tokens) if of_tokens else None,
             formula=formula(system.matched),
         ),
     )

@@ -178,8 +178,8 @@ def _used(one: TierHits) -> bool:
 def _tier(one: TierHits, title: str) -> Row:
     name = _TIERS[one.tier] + (f" ({one.note})" if one.note else "")
     ratio = parts.UNKNOWN if one.hit_ratio is None else show_percent(one.hit_ratio)
-    known = one.of_tokens or not one.hit_tokens  # hits of nothing: what they are of is not counted
-    cells = (name, ratio, show_tokens(one.hit_tokens), show_tokens(one.of_tokens) if known else parts.UNKNOWN)
+    of = parts.UNKNOWN if one.of_tokens is None else show_tokens(one.of_tokens)
+    cells = (name, ratio, show_tokens(one.hit_tokens), of)
     asked = "" if one.asked_tokens is None else show_tokens(one.asked_tokens)
     return Row(cells=(*cells, asked, title, one.formula), strong=one.tier == "all")
 
