@@ -36,7 +36,7 @@ NOT_MODELLED = (
     "Requests of one loaded model run side by side for the seconds that the log gives them; a second model in memory "
     "does not slow the first.",
     "A load that exceeds memory is counted and goes on, where a real one fails.",
-    "Loads at the same time do not share the drive's rate.",
+    "Sleeping models that wake at the same time do not share the drive's rate; loads come one after the other.",
     "A request that was cut is not sent again.",
 )
 HOST_MEMORY = "--host-memory"
