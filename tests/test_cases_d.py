@@ -16,6 +16,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import samples
+from hypothesis import given
+from hypothesis import strategies as st
 from fake_gpu import FakeGpu, TimedGpu
 from records import replace
 from test_probe_gpu import copies_of, device, host
@@ -201,6 +203,33 @@ def test_d01_what_was_not_measured_falls_to_the_nearest_plain_piece_and_is_said(
     assert "2,048 B (one piece) by cuMemcpyBatchAsync" in findings[0].text
 
 
+def test_d01_a_mechanism_measured_far_from_the_piece_gives_way_to_a_nearer_plain_cell() -> None:
+    """Batches of 4 KiB say nothing of pieces of 64 KiB, nor batches of 64 KiB of pieces of 4 KiB, where plain ones do."""
+    plain = copies((4 * KiB, 0.75), (64 * KiB, 21.0), (64 * MiB, 55.0))
+    for measured, piece, rate in ((4 * KiB, 64 * KiB, 21.0), (64 * KiB, 4 * KiB, 0.75)):
+        rates, told = rates_of((*plain, *copies((measured, 3.0), preset="batch")), piece, "batch")
+        assert rates.load_bytes_per_s == rate * GB
+        assert told == ["link-mechanism"] * 2
+    rates, told = rates_of((*plain, *copies((32 * KiB, 3.0), preset="batch")), 64 * KiB, "batch")
+    assert rates.load_bytes_per_s == 3.0 * GB
+    assert not told
+
+
+@given(st.integers(6, 26), st.sets(st.integers(6, 26), min_size=1), st.sets(st.integers(6, 26), min_size=1))
+def test_d01_no_plan_rests_on_a_piece_when_one_nearer_was_measured(
+    piece: int, batch: set[int], plain: set[int]
+) -> None:
+    cells = copies(*((2**n, float(n)) for n in plain))
+    cells += copies(*((2**n, 100.0 + n) for n in batch), preset="batch")
+    rates, told = rates_of(cells, 2**piece, "batch")
+    rate = round(rates.load_bytes_per_s / GB)
+    own, size = rate > 100, rate % 100
+    nearest = min(abs(n - piece) for n in batch | plain)
+    assert abs(size - piece) <= max(1, nearest)
+    assert own == ("link-mechanism" not in told)
+    assert ("link-piece" in told) == (size > piece + 1 and piece < 20)
+
+
 def test_d01_a_mechanism_measured_alone_is_bounded_by_what_copies_carry_beside_the_other_direction() -> None:
     alone = copies((64 * KiB, 46.0), preset="batch")
     beside = copies((MiB, 10.0), (64 * MiB, 11.0), concurrent=OPPOSITE)
@@ -294,6 +323,9 @@ def test_d01_states_in_pageable_memory_take_pageable_cells_and_else_say_so() -> 
     assert rates is not None
     assert rates.load_bytes_per_s == 40.0 * GB
     assert [finding.code for finding in told] == ["link-pageable"] * 2
+    plan = plan_with((), "llama.cpp")
+    assert plan.confidence.grade == "C"
+    assert "link-pageable" in [finding.code for finding in plan.findings]
 
 
 # ---- D02

@@ -132,7 +132,8 @@ def _slowest(cells: list[Link], shape: Shape, allow_flagged: bool) -> Chosen | N
 def _chosen(cells: list[Link], shape: Shape, allow_flagged: bool) -> Chosen | None:
     """The cell of one direction of one GPU that stands for a shape.
 
-    A mechanism measured alone carries no more than plain copies of any size carry beside the opposite direction.
+    Of the shape's mechanism, unless its nearest cell is far from the piece and a plain one is nearer: what one call a
+    piece carries errs on the careful side. A mechanism measured alone carries no more than plain copies of any size carry beside the opposite direction.
     """
     usable = clean(cells, allow_flagged)
     plain = [cell for cell in usable if cell.preset is None]
@@ -141,12 +142,20 @@ def _chosen(cells: list[Link], shape: Shape, allow_flagged: bool) -> Chosen | No
     if shape.pageable:
         pageable = [cell for cell in cells if cell.flags == (PAGEABLE,) and cell.preset is None]
         alike = [cell for cell in clean(pageable, True) if cell.concurrent == "none"]
-    cell = nearest(alike or plain, shape.piece, 1)
+    own, other = nearest(alike, shape.piece, 1), nearest(plain, shape.piece, 1)
+    far = own and not shape.pageable and _distance(own, shape) > FAR
+    cell = other if own is None or (far and other and _distance(other, shape) < _distance(own, shape)) else own
     if cell is None:
         return None
     beside = [one.p50_bytes_per_s for one in plain if one.concurrent == OPPOSITE]
     bounded = cell.concurrent == "none" and bool(beside) and max(beside) < cell.p50_bytes_per_s
     return Chosen(cell=cell, rate=max(beside) if bounded else cell.p50_bytes_per_s, bounded=bounded)
+
+
+def _distance(cell: Link, shape: Shape) -> float:
+    """How many times one is the other, 1 where a cell has the very piece."""
+    larger, smaller = max(cell.granule_bytes, shape.piece), min(cell.granule_bytes, shape.piece)
+    return larger / smaller if smaller else math.inf
 
 
 def _gaps(verb: str, shape: Shape, chosen: Chosen) -> Iterator[Finding]:
@@ -155,7 +164,7 @@ def _gaps(verb: str, shape: Shape, chosen: Chosen) -> Iterator[Finding]:
     preset = None if shape.mechanism == "loop" else shape.mechanism
     if cell.preset != preset:
         text = (
-            f"{verb} move pieces of {shape.text}, of which the probe has no clean cell: the plan takes "
+            f"{verb} move pieces of {shape.text}, of which the probe has no clean cell near: the plan takes "
             f"plain copies of {cell.granule_bytes:,} B, one call each; probe with the model's estimate to measure it"
         )
         yield Finding(severity="info", code="link-mechanism", text=text)
@@ -165,7 +174,7 @@ def _gaps(verb: str, shape: Shape, chosen: Chosen) -> Iterator[Finding]:
             f"{show_rate(chosen.rate)}"
         )
         yield Finding(severity="warning", code="link-pageable", text=text)
-    if cell.granule_bytes > FAR * shape.piece:
+    if cell.granule_bytes > FAR * shape.piece and shape.piece < LARGE:
         least = chosen.rate * shape.piece / cell.granule_bytes
         text = (
             f"{verb} move pieces of {shape.text}, and the nearest measured is {cell.granule_bytes:,} B: the "
@@ -186,6 +195,9 @@ def _told(chosen: Chosen) -> str:
 
 def published_pieces(load: Shape, rate: float) -> list[Finding]:
     """What a published rate of large copies leaves open for an engine that moves smaller pieces."""
+    if load.pageable:
+        text = f"loads move pieces of {load.text}, and {show_rate(rate)} is what page-locked copies reach: expect less"
+        return [Finding(severity="warning", code="link-pageable", text=text)]
     if load.piece >= LARGE:
         return []
     text = (
