@@ -16,9 +16,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import samples
+from fake_gpu import FakeGpu, TimedGpu
 from hypothesis import given
 from hypothesis import strategies as st
-from fake_gpu import FakeGpu, TimedGpu
 from records import replace
 from test_probe_gpu import copies_of, device, host
 from typer.testing import CliRunner
@@ -204,7 +204,7 @@ def test_d01_what_was_not_measured_falls_to_the_nearest_plain_piece_and_is_said(
 
 
 def test_d01_a_mechanism_measured_far_from_the_piece_gives_way_to_a_nearer_plain_cell() -> None:
-    """Batches of 4 KiB say nothing of pieces of 64 KiB, nor batches of 64 KiB of pieces of 4 KiB, where plain ones do."""
+    """Batches of 4 KiB say nothing of pieces of 64 KiB, nor the other way round, where plain cells do."""
     plain = copies((4 * KiB, 0.75), (64 * KiB, 21.0), (64 * MiB, 55.0))
     for measured, piece, rate in ((4 * KiB, 64 * KiB, 21.0), (64 * KiB, 4 * KiB, 0.75)):
         rates, told = rates_of((*plain, *copies((measured, 3.0), preset="batch")), piece, "batch")

@@ -133,7 +133,8 @@ def _chosen(cells: list[Link], shape: Shape, allow_flagged: bool) -> Chosen | No
     """The cell of one direction of one GPU that stands for a shape.
 
     Of the shape's mechanism, unless its nearest cell is far from the piece and a plain one is nearer: what one call a
-    piece carries errs on the careful side. A mechanism measured alone carries no more than plain copies of any size carry beside the opposite direction.
+    piece carries errs on the careful side. A mechanism measured alone carries no more than plain copies of any size
+    carry beside the opposite direction.
     """
     usable = clean(cells, allow_flagged)
     plain = [cell for cell in usable if cell.preset is None]
