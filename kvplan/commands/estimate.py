@@ -25,8 +25,8 @@ from kvplan.commands.options import (
     gpu_spec,
     lengths,
     opt,
+    pick,
 )
-from kvplan.commands.plan import pick
 from kvplan.errors import UsageError
 from kvplan.units import parse_duration, parse_size, parse_tokens
 

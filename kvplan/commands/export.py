@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.commands.options import Json, Output, Quiet
+from kvplan.commands.options import Json, Output, Quiet, pick
 from kvplan.errors import KvplanError, UsageError
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def export(
         return
     if ranks is not None:
         raise UsageError("--ranks belongs to --check")
-    from kvplan.commands.plan import pick
     from kvplan.files import load
 
     assert plan is not None

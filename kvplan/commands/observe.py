@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvplan.commands.options import Json, Output, Quiet, opt
-from kvplan.commands.plan import pick
+from kvplan.commands.options import Json, Output, Quiet, opt, pick
 from kvplan.errors import KvplanError, UsageError
 from kvplan.files import reason
 from kvplan.progress import Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -12,7 +12,7 @@ from kvplan.errors import UsageError
 from kvplan.units import parse_tokens
 
 if TYPE_CHECKING:
-    from kvplan.documents import GpuSpec
+    from kvplan.documents import Document, GpuSpec
 
 V = TypeVar("V")
 Json = Annotated[bool, typer.Option("--json", help="Print the document as JSON on standard output, nothing else.")]
@@ -74,3 +74,13 @@ def required(value: V | None, flag: str) -> V:
     if value is None:
         raise UsageError(f"{flag} is missing")
     return value
+
+
+def pick(documents: list[Document[Any]], kind: str, needed: bool) -> Any:
+    """The one document of a kind among those given."""
+    found = [document for document in documents if document.kind == f"kvplan.{kind}"]
+    if len(found) > 1:
+        raise UsageError(f"{len(found)} {kind} documents given, one is wanted")
+    if not found and needed:
+        raise UsageError(f"no {kind} document given: make one with `kvplan {kind} … -o {kind}.json`")
+    return found[0] if found else None

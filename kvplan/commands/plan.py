@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvplan.commands.export import give
 from kvplan.commands.grouped import grouped
 from kvplan.commands.limits import Limits
-from kvplan.commands.options import Earlier, Gpu, Json, Output, PricesFile, Quiet, WhatIf, gpu_spec
+from kvplan.commands.options import Earlier, Gpu, Json, Output, PricesFile, Quiet, WhatIf, gpu_spec, pick
 from kvplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,16 +23,6 @@ Emit = Annotated[
     str | None,
     typer.Option(metavar="SYSTEM", help="Print the configuration of vllm, sglang, lmcache, … instead of the page."),
 ]
-
-
-def pick(documents: list[Document[Any]], kind: str, needed: bool) -> Any:
-    """The one document of a kind among those given."""
-    found = [document for document in documents if document.kind == f"kvplan.{kind}"]
-    if len(found) > 1:
-        raise UsageError(f"{len(found)} {kind} documents given, one is wanted")
-    if not found and needed:
-        raise UsageError(f"no {kind} document given: make one with `kvplan {kind} … -o {kind}.json`")
-    return found[0] if found else None
 
 
 def planned(
@@ -98,7 +89,6 @@ def exit_if_exceeded(document: Document[Plan]) -> None:
 
 def emitted(document: Document[Plan], system: str, as_json: bool, output: Path | None, quiet: bool) -> None:
     """The plan as one system's configuration on standard output, in place of its page; `output` takes the plan."""
-    from kvplan.commands.export import give
     from kvplan.console import note
     from kvplan.files import dump, write_atomically
 

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kvplan.commands.options import Json, ModelName, Output, Quiet, Revision, lengths, opt, required
-from kvplan.commands.plan import pick
+from kvplan.commands.options import Json, ModelName, Output, Quiet, Revision, lengths, opt, pick, required
 from kvplan.units import parse_duration, parse_size
 
 

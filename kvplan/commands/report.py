@@ -25,8 +25,9 @@ from kvplan.commands.options import (
     WhatIf,
     gpu_spec,
     opt,
+    pick,
 )
-from kvplan.commands.plan import cases_of, pick, planned, profiled_for
+from kvplan.commands.plan import cases_of, planned, profiled_for
 from kvplan.commands.reading import Reading
 from kvplan.errors import UsageError
 from kvplan.units import parse_tokens

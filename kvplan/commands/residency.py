@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from kvplan.commands.options import Json, Output, Quiet, opt, required
-from kvplan.commands.plan import pick
+from kvplan.commands.options import Json, Output, Quiet, opt, pick, required
 from kvplan.units import parse_duration, parse_size
 
 

@@ -9,8 +9,8 @@ import typer
 
 from kvplan.commands.grouped import grouped
 from kvplan.commands.limits import Limits
-from kvplan.commands.options import Gpu, Json, Output, Quiet, SloTtft, opt
-from kvplan.commands.plan import pick, planned
+from kvplan.commands.options import Gpu, Json, Output, Quiet, SloTtft, opt, pick
+from kvplan.commands.plan import planned
 from kvplan.commands.reading import Reading
 from kvplan.units import parse_duration, parse_rate, parse_tokens
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvplan.documents import Finding, Knob
-from kvplan.engines.configs import conditions, vllm
+from kvplan.documents import Finding
+from kvplan.engines.configs import conditions, vllm, vllm_read
 from kvplan.engines.configs.common import (
     GIB,
     Asked,
@@ -24,36 +24,34 @@ from kvplan.engines.configs.common import (
     ranks_of,
     says,
 )
-from kvplan.engines.configs.source import Source, number, true
+from kvplan.engines.configs.lmcache_sizes import DISK, SIZE, of_env, of_options
+from kvplan.engines.configs.source import Source
 from kvplan.engines.profiles import power_of_two_above
-from kvplan.errors import KvplanError
 from kvplan.units import GiB, show_bytes
 
 FLOOR = "LMCache 0.5.6 or newer"
 FILE = "lmcache.yaml"
 CHUNK = 256
-_SIZE, _DISK = "max_local_cpu_size", "max_local_disk_size"
-_DEFAULT = 5.0  # GiB a rank where nothing is said
 
 
 def emit(given: Given) -> Emission:
     """A YAML file, and the vLLM command that names it. LMCache moves a disk tier through its host pool."""
     ranks = given.storing
     size, disk = given.host_bytes // ranks // GiB, given.disk_bytes // ranks // GiB
-    sizes = [knob(_SIZE, size, GIB, "rank", ranks, "host", "LMCache writes GB and means GiB")]
+    sizes = [knob(SIZE, size, GIB, "rank", ranks, "host", "LMCache writes GB and means GiB")]
     if disk:
-        sizes.append(knob(_DISK, disk, GIB, "rank", ranks, "disk", "LMCache writes GB and means GiB"))
+        sizes.append(knob(DISK, disk, GIB, "rank", ranks, "disk", "LMCache writes GB and means GiB"))
     found = tuple(_conditions(given, size * GiB, disk * GiB * ranks))
     path = f"{given.folder}/kvplan-lmcache"
     lines = [
         *(f"# {note}" for note in notes(FLOOR, (), found)),
         f"chunk_size: {CHUNK}  # tokens",
         f"local_cpu: {'true' if size else 'false'}",
-        f"{_SIZE}: {size}",
+        f"{SIZE}: {size}",
         f"# {says(sizes[0])}",
     ]
     if disk:
-        lines += [f"local_disk: {path}/", f"{_DISK}: {disk}", f"# {says(sizes[1])}"]
+        lines += [f"local_disk: {path}/", f"{DISK}: {disk}", f"# {says(sizes[1])}"]
     words = [*vllm.engine_words(given), vllm.transfer("LMCacheConnectorV1")]
     text = command(words, ["save the second file beside this one"], [f"LMCACHE_CONFIG_FILE={FILE}", "PYTHONHASHSEED=0"])
     parts = (part(vllm.SCRIPT, "shell", text), part(FILE, "yaml", "\n".join(lines) + "\n"))
@@ -92,7 +90,7 @@ def read(source: Source, asked: Asked) -> Reading:
     """Sizes of an LMCache file or of LMCACHE_ variables, with the ranks of a vLLM command in the same file."""
     if not source.is_keys:
         return _of_script(source, asked)
-    ranks = ranks_of(asked, None, source.name, _SIZE)
+    ranks = ranks_of(asked, None, source.name, SIZE)
     options = {str(name).removeprefix("LMCACHE_").lower(): value for name, value in source.mapping.items()}
     return Reading(
         knobs=tuple(of_options(options, source.name, ranks, 1, asked)),
@@ -102,8 +100,6 @@ def read(source: Source, asked: Asked) -> Reading:
 
 
 def _of_script(source: Source, asked: Asked) -> Reading:
-    from kvplan.engines.configs import vllm_read
-
     started = [engine for engine in vllm_read.engines(source) if engine.command.words]
     if started:
         return vllm_read.read(source, asked)
@@ -111,36 +107,12 @@ def _of_script(source: Source, asked: Asked) -> Reading:
     return Reading(knobs=tuple(of_env(source.env, source.name, ranks, 1, asked)), ranks=ranks)
 
 
-def of_env(env: Mapping[str, str], source: str, ranks: int, engines: int, asked: Asked) -> Iterator[Knob]:
-    """Sizes that LMCACHE_ variables say; those of a file that LMCACHE_CONFIG_FILE names are not in them."""
-    if "LMCACHE_CONFIG_FILE" in env:
-        file = env["LMCACHE_CONFIG_FILE"]
-        raise KvplanError(f"{source}: the sizes are in LMCACHE_CONFIG_FILE: check {file!r} with --ranks {ranks}")
-    options = {
-        name.removeprefix("LMCACHE_").lower(): value for name, value in env.items() if name.startswith("LMCACHE_")
-    }
-    return of_options(options, source, ranks, engines, asked)
-
-
-def of_options(options: Mapping[str, Any], source: str, ranks: int, engines: int, asked: Asked) -> Iterator[Knob]:
-    """Sizes that options say, LMCache's default where they are silent."""
-    extra = options.get("extra_config") or {}
-    first = extra.get("save_only_first_rank", asked.latent) if isinstance(extra, Mapping) else asked.latent
-    times = engines * (1 if asked.latent and true(first) else ranks)
-    size = number(options.get(_SIZE, _DEFAULT), source, _SIZE, "GB")
-    why = "" if _SIZE in options else "LMCache's default"
-    if true(options.get("local_cpu", True)) or options.get("local_disk"):
-        yield knob(_SIZE, size, GIB, "rank", times, "host", why)
-    if options.get("local_disk"):
-        yield knob(_DISK, number(options.get(_DISK, 0.0), source, _DISK, "GB"), GIB, "rank", times, "disk")
-
-
 def _read_findings(options: Mapping[str, Any], asked: Asked) -> Iterator[Finding]:
     if not asked.latent:
         text = "if the model keeps a latent (MLA), the first rank alone stores: then a size is the whole size"
         yield finding("info", "first-rank", text)
-    if options.get("local_disk") and not options.get(_DISK):
-        yield finding("error", "disk-size", f"local_disk is set and {_DISK} is not: nothing is kept on disk")
+    if options.get("local_disk") and not options.get(DISK):
+        yield finding("error", "disk-size", f"local_disk is set and {DISK} is not: nothing is kept on disk")
     if options.get("local_disk"):
         text = "PYTHONHASHSEED has to be set where the engine starts: this file cannot say it"
         yield finding("warning", "hash-seed", text)

@@ -9,6 +9,7 @@ from typing import Any
 from kvplan.documents import Finding, Knob
 from kvplan.engines.configs.common import BYTE, GIB, Asked, Reading, finding, knob, unbounded
 from kvplan.engines.configs.conditions import SHM_SPARE
+from kvplan.engines.configs.lmcache_sizes import of_env
 from kvplan.engines.configs.source import Command, Source, entries, json_of, number, section, true, whole
 from kvplan.errors import KvplanError
 from kvplan.units import GiB, KiB, MiB, show_bytes
@@ -165,9 +166,7 @@ def _connector(engine: Engine, config: Mapping[str, Any], asked: Asked, findings
     if name == "SimpleCPUOffloadConnector":
         return [_simple(engine, extra, asked, findings)]
     if name == "LMCacheConnectorV1":
-        from kvplan.engines.configs import lmcache
-
-        return list(lmcache.of_env(engine.command.env, engine.source, engine.ranks, engine.dp, asked))
+        return list(of_env(engine.command.env, engine.source, engine.ranks, engine.dp, asked))
     where = {
         "LMCacheMPConnector": "the size is the LMCache server's: check its command",
         "MooncakeStoreConnector": "the size is in the file that MOONCAKE_CONFIG_PATH names: check that",
