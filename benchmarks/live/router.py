@@ -60,11 +60,12 @@ def draw(seed: int, models_max: int, load_s: float) -> tuple[Ask, ...]:
 def steady(asks: Sequence[Ask], models_max: int, load_s: float, spread: float, more_s: float = 0.2) -> bool:
     """Whether the story stays the same where loads, stops and answers last somewhat shorter or longer.
 
-    Loads vary by a quarter, and up by `more_s`, answers by `spread` of their length. The router looks whether a client
-    is still there five times a second, so that one leaves up to 0.2 s late.
+    Loads vary by a quarter and 0.2 s, and up by `more_s`, as the one that is timed may have met another program; answers
+    vary by `spread` of their length. The router looks whether a client is still there five times a second, so that one
+    leaves up to 0.2 s late.
     """
     story = predicted(asks, models_max, load_s)
-    loads, stops = (max(0.02, 0.75 * load_s - 0.05), 1.25 * load_s + more_s), (0.02, 0.3)
+    loads, stops = (max(0.02, 0.75 * load_s - 0.2), 1.25 * load_s + more_s), (0.02, 0.3)
     for load, stop, late, pace in itertools.product(loads, stops, (0.0, 0.3), (1 - spread, 1 + spread)):
         other = [replace(ask, runs_s=ask.runs_s * pace, patience_s=ask.patience_s + late) for ask in asks]
         if predicted(other, models_max, load, stop) != story:
