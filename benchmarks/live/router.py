@@ -60,8 +60,8 @@ def draw(seed: int, models_max: int, load_s: float) -> tuple[Ask, ...]:
 def steady(asks: Sequence[Ask], models_max: int, load_s: float, spread: float, more_s: float = 0.2) -> bool:
     """Whether the story stays the same where loads, stops and answers last somewhat shorter or longer.
 
-    Loads vary by a quarter and 0.2 s, and up by `more_s`, as the one that is timed may have met another program; answers
-    vary by `spread` of their length. The router looks whether a client is still there five times a second, so that one
+    Loads vary by a quarter and 0.2 s, and up by `more_s`, as the one that is timed may have met another program;
+    answers vary by `spread` of their length. The router looks whether a client is still there five times a second, so that one
     leaves up to 0.2 s late.
     """
     story = predicted(asks, models_max, load_s)
