@@ -61,8 +61,8 @@ def steady(asks: Sequence[Ask], models_max: int, load_s: float, spread: float, m
     """Whether the story stays the same where loads, stops and answers last somewhat shorter or longer.
 
     Loads vary by a quarter and 0.2 s, and up by `more_s`, as the one that is timed may have met another program;
-    answers vary by `spread` of their length. The router looks whether a client is still there five times a second, so that one
-    leaves up to 0.2 s late.
+    answers vary by `spread` of their length. The router looks whether a client is still there five times a
+    second, so that one leaves up to 0.2 s late.
     """
     story = predicted(asks, models_max, load_s)
     loads, stops = (max(0.02, 0.75 * load_s - 0.2), 1.25 * load_s + more_s), (0.02, 0.3)
