@@ -21,7 +21,7 @@ from kvplan.documents import (
     Provenance,
     Workload,
 )
-from kvplan.engines.profiles import Profile, profile
+from kvplan.engines.profiles import Profile, profile, whole_prompt_cache
 from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand
 from kvplan.planning.curves import Curves, curves_of
@@ -369,7 +369,7 @@ def _on_host(probe: Probe | None, policy: Policy, replicas: int, gpus: int) -> i
 
 
 def _assumptions(estimate: Estimate, policy: Policy) -> list[Finding]:
-    findings = []
+    findings = [*whole_prompt_cache(policy.engine)]
     if estimate.engine == "none":
         text = f"the estimate is engine-free: its bytes carry no block rounding or replication of {policy.engine}"
         findings.append(Finding(severity="warning", code="engine-free-bytes", text=text))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvplan.documents import ArmResult, EngineModel, Fault, Finding, Loop, Plan, Requests
+from kvplan.engines.profiles import whole_prompt_cache
 from kvplan.simulation.loops import Turn
 from kvplan.simulation.setup import assumed_stores, room_for_kv
 from kvplan.units import show_bytes, show_duration
@@ -90,6 +91,7 @@ def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[F
         ),
     )
     named = [Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds]
+    named += whole_prompt_cache(policy.engine)
     for tier in assumed_stores(plan):
         text = (
             f"no clean store to the {tier} tier was measured: it is played as storing as fast as it loads, which is "
