@@ -32,7 +32,8 @@ from kvplan.files import dump, parse, wrap
 from kvplan.plan import capacities, make
 from kvplan.planning.choice import Demand, Tier, level, options
 from kvplan.planning.economics import Curve, LoadPath
-from kvplan.units import GB, GiB, TiB
+from kvplan.report import sections
+from kvplan.units import GB, GiB, TiB, show_bytes
 
 H100 = gpu("h100-80gb")
 
@@ -101,7 +102,9 @@ def test_every_byte_is_accounted_and_no_limit_exceeded(
     budget = plan.budgets.gpu
     fits = limit_of(plan, "GPU memory").ok
     total = sum(item.bytes for item in budget.items)
-    assert (total == budget.limit_bytes) if fits else (total > (budget.limit_bytes or 0) and budget.bytes == 0)
+    assert total == (budget.limit_bytes or 0) + budget.missing_bytes
+    assert (budget.missing_bytes == 0) if fits else (budget.missing_bytes > 0 and budget.bytes == 0)
+    assert budget.bytes <= budget.usable_bytes <= budget.requested_bytes == budget.limit_bytes
     assert (budget.limit_bytes or 0) <= memory * GiB * tp
     side = plan.budgets.host
     assert side.bytes <= side.usable_bytes <= side.requested_bytes
@@ -122,9 +125,24 @@ def test_weights_that_do_not_fit_break_a_limit_and_the_plan_still_comes_out() ->
     plan = planned(probe=None, gpu=replace(H100, memory_bytes=12 * GiB))
     broken = [limit.name for limit in plan.limits if not limit.ok]
     assert broken == ["GPU memory"]
-    assert plan.budgets.gpu.bytes == 0
+    gpu = plan.budgets.gpu
+    held = {item.name: item.bytes for item in gpu.items}
+    assert gpu.bytes == gpu.usable_bytes == 0  # the weights alone need more
+    assert gpu.missing_bytes == sum(held.values()) - (gpu.limit_bytes or 0) > 0
     assert "Not before this is settled: GPU memory" in plan.decision
     assert "gpu-does-not-fit" in [finding.code for finding in plan.findings]
+
+
+def test_running_requests_that_do_not_fit_have_what_is_left_and_the_rest_is_said_to_be_missing() -> None:
+    tight = planned(Policy(growth=50.0), probe=None, gpu=replace(H100, memory_bytes=40 * GiB))
+    gpu = tight.budgets.gpu
+    held = {item.name: item.bytes for item in gpu.items}
+    left = (gpu.limit_bytes or 0) - held["weights"] - held["engine overhead"]
+    assert 0 < left < held["active requests"]
+    assert gpu.usable_bytes == left
+    assert gpu.missing_bytes == held["active requests"] - left
+    decision = sections(wrap(tight)).sections[0]
+    assert f"{show_bytes(gpu.missing_bytes)} are missing" in str(decision)
 
 
 def test_more_prompts_than_a_replica_can_compute_break_a_limit() -> None:

@@ -111,7 +111,8 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of one tier for reusable KV cache: what to set, what it holds, and the hit ratio up to and with it.
 
     `requested_bytes` is what the flag says, `usable_bytes` what the engine can fill, `bytes` what adds reuse beyond
-    the tiers above (an inclusive tier repeats what the GPU holds). `items` account for all of `limit_bytes`.
+    the tiers above (an inclusive tier repeats what the GPU holds). `items` account for all of `limit_bytes`, and where
+    they need more than that, for `missing_bytes` on top: no other figure is ever above the limit.
     """
 
     bytes: Bytes
@@ -121,6 +122,7 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     hit_ratio: Ratio
     why: str
     limit_bytes: Bytes | None = None
+    missing_bytes: Bytes = 0
     items: tuple[BudgetItem, ...] = ()
 
 

@@ -93,7 +93,10 @@ def _budget_fact(name: str, budget: Budget) -> Fact:
     if name != "gpu" and not budget.requested_bytes:
         return Fact(label=parts.TIERS[name], value="none", note=budget.why)
     if not budget.bytes and name == "gpu":
-        return Fact(label=parts.TIERS[name], value=parts.NONE, note="nothing is left for reusable blocks")
+        note = "nothing is left for reusable blocks"
+        if budget.missing_bytes:
+            note += f": {show_bytes(budget.missing_bytes)} are missing for what runs"
+        return Fact(label=parts.TIERS[name], value=parts.NONE, note=note)
     size = budget.bytes if name == "gpu" else budget.requested_bytes
     note = f"{show_tokens(budget.tokens)} tokens, hits {show_percent(budget.hit_ratio)} with it"
     return Fact(label=parts.TIERS[name], value=show_bytes(size), note=note)

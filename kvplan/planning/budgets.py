@@ -35,9 +35,19 @@ class GpuRoom:
         return self.weights + self.overhead + self.active
 
     @property
+    def missing(self) -> int:
+        """What weights, overhead and active requests need beyond what is usable."""
+        return max(0, self.needed - self.usable)
+
+    @property
     def fits(self) -> bool:
         """Whether weights, overhead and active requests fit at all."""
-        return self.needed <= self.usable
+        return not self.missing
+
+    @property
+    def cache(self) -> int:
+        """What the engine can fill with KV cache, of active requests and reusable blocks together."""
+        return min(self.active + self.reusable, max(0, self.usable - self.weights - self.overhead))
 
 
 def gpu_room(facts: Facts, growth: float | None = None) -> GpuRoom:
@@ -94,11 +104,12 @@ def gpu_budget(facts: Facts, room: GpuRoom, outcome: Outcome) -> Budget:
     return Budget(
         bytes=room.reusable * gpus,
         requested_bytes=room.usable * gpus,
-        usable_bytes=(room.reusable + room.active) * gpus,
+        usable_bytes=room.cache * gpus,
         tokens=room.tokens,
         hit_ratio=low.hit_ratio,
         why=why,
         limit_bytes=room.usable * gpus,
+        missing_bytes=room.missing * gpus,
         items=tuple(
             BudgetItem(name=name, bytes=size * gpus, provenance=provenance, why=why)
             for name, size, provenance, why in rows

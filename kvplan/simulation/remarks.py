@@ -58,6 +58,7 @@ def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[F
         return ()
     policy, groups = plan.policy, plan.inputs.estimate.data.groups
     room, longest = room_for_kv(plan), plan.inputs.estimate.data.model.max_context_tokens
+    wanted = plan.budgets.gpu.usable_bytes + plan.budgets.gpu.missing_bytes
     needs = requests.input_tokens[:count] + requests.output_tokens[:count]
     long = 0 if longest is None else int((needs > longest).sum())
     kinds = sorted({group.kind for group in groups if group.kind in ("sliding", "chunked", "recurrent", "cross")})
@@ -68,9 +69,9 @@ def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[F
             f"{', '.join(kinds)} layers are played as if they kept every token at the plan's bytes a token",
         ),
         (
-            plan.budgets.gpu.usable_bytes > room,
+            wanted > room,
             "gpu-does-not-fit",
-            f"the plan's own requests need {show_bytes(plan.budgets.gpu.usable_bytes)} of KV cache, and the GPUs of a "
+            f"the plan's own requests need {show_bytes(wanted)} of KV cache, and the GPUs of a "
             f"replica have room for {show_bytes(room)}: requests wait for that room, or are preempted",
         ),
         (
