@@ -32,7 +32,7 @@ def export(plan: Plan, system: str, in_kubernetes: bool = False, host: Probe | N
     LimitError with the reason where the system cannot do what the plan asks, KvplanError for a plan of an earlier
     kvplan, which does not say enough.
     """
-    row, wanted = configs.system(system), _given(plan, host)
+    row, wanted = configs.system(system, writing=True), _given(plan, host)
     differs = tuple(_other_rules(plan, row))
     if any(one.code == "other-engine" for one in differs):  # a memory fraction is of something else in each engine
         wanted = replace(wanted, utilization=profile(row.engines[0]).utilization)

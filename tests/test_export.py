@@ -665,3 +665,14 @@ def test_exports_are_documents_of_their_own(tmp_path: Path) -> None:
     assert "--kv-offloading-size" in markdown(sections(document), "figures")[0]
     found = wrap(check("llama-server", "run.sh"))
     assert "8,589,934,592" in markdown(sections(found), "figures")[0]
+
+
+def test_a_manifest_is_asked_for_beside_the_system_that_runs_in_it() -> None:
+    plan = samples.plan().data
+    with pytest.raises(UsageError, match="add --kubernetes, such as --for vllm --kubernetes") as refused:
+        export(plan, "kubernetes")
+    able = [name for name, row in SYSTEMS.items() if row.kubernetes]
+    assert f"(manifests: {', '.join(able)})" in str(refused.value)
+    with pytest.raises(UsageError, match="no system is called 'k8s'") as unknown:
+        export(plan, "k8s")
+    assert f"(known: {', '.join(WRITTEN)})" in str(unknown.value)

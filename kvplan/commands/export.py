@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 System = Annotated[
     str | None,
-    typer.Option("--for", metavar="SYSTEM", help="vllm, lmcache, lmcache-server, production-stack, sglang, …"),
+    typer.Option("--for", metavar="SYSTEM", help="vllm, sglang, llama.cpp, lmcache, …: without it, all are named."),
 ]
 Checked = Annotated[
     Path | None, typer.Option("--check", metavar="FILE", help="Read a configuration: what it reserves on a host.")
@@ -25,7 +25,9 @@ Limit = Annotated[
     Path | None, typer.Option("--against", metavar="DOCUMENT", help="Hold it against a plan or a probe; 3 if over.")
 ]
 Ranks = Annotated[int | None, typer.Option(min=1, help="Ranks of one engine, where the configuration does not say.")]
-Kubernetes = Annotated[bool, typer.Option("--kubernetes", help="A manifest: requests, limits and a /dev/shm that fit.")]
+Kubernetes = Annotated[
+    bool, typer.Option("--kubernetes", help="With --for: a manifest, its requests, limits and a /dev/shm that fit.")
+]
 
 
 def export(

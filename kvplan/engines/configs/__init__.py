@@ -79,7 +79,11 @@ def refusal(system: System, given: Given) -> str | None:
 def emit(system: System, given: Given, in_kubernetes: bool = False) -> Emission:
     """One system's texts for a plan. Raises LimitError saying why where it cannot do what the plan asks."""
     if system.written is None:
-        raise UsageError(f"--for {system.name}: files of this kind are read, not written: name the system in it")
+        able = ", ".join(one.name for one in SYSTEMS.values() if one.kubernetes)
+        raise UsageError(
+            f"--for {system.name} goes with --check alone: to write a manifest, name the system that runs in it and "
+            f"add --kubernetes, such as --for vllm --kubernetes (manifests: {able})"
+        )
     if why := refusal(system, given):
         raise LimitError(f"--for {system.name}: {why}")
     if in_kubernetes and not system.kubernetes:
@@ -94,10 +98,11 @@ def emit(system: System, given: Given, in_kubernetes: bool = False) -> Emission:
     return kubernetes.emit(given, system.name, made) if in_kubernetes else made
 
 
-def system(name: str) -> System:
-    """A system by name. Raises UsageError naming those known."""
+def system(name: str, writing: bool = False) -> System:
+    """A system by name. Raises UsageError naming those known, for `writing` only those that can be written."""
     if name not in SYSTEMS:
-        raise UsageError(f"no system is called {name!r} (known: {', '.join(SYSTEMS)})")
+        known = ", ".join(one.name for one in SYSTEMS.values() if one.written or not writing)
+        raise UsageError(f"no system is called {name!r} (known: {known})")
     return SYSTEMS[name]
 
 
