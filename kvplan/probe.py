@@ -10,17 +10,18 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from kvplan import probe_disk, probe_gpu, probe_host, probe_prefill
-from kvplan.documents import Finding, Host, Probe, ProbeOptions
+from kvplan.documents import Finding, Host, KvMove, Probe, ProbeOptions
 from kvplan.errors import KvplanError, UsageError
 from kvplan.probing import cuda, gpu_extras, pipeline, scratch
 from kvplan.probing.fragments import fragments
 from kvplan.probing.interrupts import heeded
 from kvplan.probing.kv_block import kv_block
+from kvplan.probing.kv_moves import kv_moves
 from kvplan.probing.merging import merge
 from kvplan.progress import Progress, silent
 from kvplan.units import show_bytes, show_duration
 
-__all__ = ["PARTS", "ProbePlan", "announce", "kv_block", "measure", "merge", "plan_of"]
+__all__ = ["PARTS", "ProbePlan", "announce", "kv_block", "kv_moves", "measure", "merge", "plan_of"]
 
 PARTS = ("host", "disk", "gpu", "contention", "pipeline", "prefill")
 # How the time is shared among the parts that are measured; a GPU's cells settle sooner than a drive's.
@@ -41,6 +42,7 @@ class ProbePlan:
     pipe_bytes: int = 0
     prefill_s: float = 0.0
     prefill_of: str = ""
+    moves: tuple[KvMove, ...] = ()
 
     @property
     def write_bytes(self) -> int:
@@ -64,7 +66,9 @@ class ProbePlan:
                 f"all drives, one after another: {show_bytes(self.write_bytes)} and {show_duration(seconds)} at most"
             )
         if self.gpu_s:
-            told.append(f"GPUs: page-locked copies in both directions; up to {show_duration(self.gpu_s)}")
+            names = dict.fromkeys(name for move in self.moves for name in move.source.split(", "))
+            pieces = f", and the pieces of {', '.join(names)}" if names else ""
+            told.append(f"GPUs: page-locked copies in both directions{pieces}; up to {show_duration(self.gpu_s)}")
         if self.contention_s:
             told.append(f"GPUs: copies beside a load like decoding; up to {show_duration(self.contention_s)}")
         for folder in self.pipes:
@@ -116,6 +120,7 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         pipe_bytes=_pipe_bytes(options, host),
         prefill_s=shares.get("prefill", 0.0),
         prefill_of=_prefill_words(options),
+        moves=options.moves,
     )
 
 
@@ -289,6 +294,7 @@ def _with_gpu(
             contention_s=todo.contention_s / count, folders=todo.pipes, pass_bytes=todo.pipe_bytes
         ),
         granules=_granules(options),
+        moves=options.moves,
         allow_pageable=options.allow_pageable,
         seed=options.seed,
         progress=progress,
@@ -309,11 +315,11 @@ def _with_gpu(
 def _granules(options: ProbeOptions) -> tuple[int, ...]:
     """The sizes asked for, and those of the pieces in which engines move the model's blocks.
 
-    An estimate knows the rank's block: a layer's share of it, and its keys or values alone. A model alone is taken in
-    blocks of 16 tokens, undivided.
+    An estimate of an engine with planning rules names them itself (`moves`). One without knows the rank's block: a
+    layer's share of it, and its keys or values alone. A model alone is taken in blocks of 16 tokens, undivided.
     """
-    pieces = [piece.bytes for piece in fragments(options.model.model)] if options.model else []
-    if options.kv is not None:
+    pieces = [piece.bytes for piece in fragments(options.model.model)] if options.model and not options.moves else []
+    if options.kv is not None and not options.moves:
         layer = options.kv.block_bytes // options.kv.pieces
         pieces = [layer // 2, layer]
     return tuple(dict.fromkeys((*options.granule_bytes, *pieces)))

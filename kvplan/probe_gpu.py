@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from kvplan.documents import Contention, Finding, GpuDevice, Host, Link, Pinning, Pipeline
+from kvplan.documents import Contention, Finding, GpuDevice, Host, KvMove, Link, Pinning, Pipeline
 from kvplan.errors import KvplanError
 from kvplan.probing import gpu_findings, gpu_links, together
 from kvplan.probing.affinity import cpus_near, running_on
@@ -59,6 +59,7 @@ def measure(
     seconds: float | None,
     extras: Extras = NOTHING_ELSE,
     granules: tuple[int, ...] = (),
+    moves: tuple[KvMove, ...] = (),
     buffer_bytes: int = BUFFER,
     pin_bytes: int = PIN,
     allow_pageable: bool = False,
@@ -74,7 +75,7 @@ def measure(
     index = device.index if device else gpu.index
     name = f"gpu{index}"
     progress(f"{name}: page-locking host memory", 0.0)
-    buffer = _in_time(buffer_bytes, granules, gpu, seconds)
+    buffer = _in_time(buffer_bytes, granules, moves, gpu, seconds)
     wanted = _affordable(max(pin_bytes, 2 * buffer), host)
     before = os.sched_getaffinity(0)  # all processors there are for this process: the next line narrows them
     with running_on(cpus_near(device, host)), pin(gpu, index, wanted, chunk=buffer) as arena:
@@ -86,20 +87,25 @@ def measure(
             )
         run = Run(gpu, device, arena, _buffer_size(gpu, name, buffer, arena), seed, host, before)
         try:
-            return _result(run, granules, seconds, extras, progress)
+            return _result(run, granules, moves, seconds, extras, progress)
         finally:
             run.settle()
 
 
 def _result(
-    run: Run, granules: tuple[int, ...], seconds: float | None, extras: Extras, progress: Progress
+    run: Run,
+    granules: tuple[int, ...],
+    moves: tuple[KvMove, ...],
+    seconds: float | None,
+    extras: Extras,
+    progress: Progress,
 ) -> GpuResult:
     """Sweep, then what else is asked for, then say what was seen."""
     links: list[Link] = []
     if seconds is not None:
-        links = run.sweep(granules, seconds, progress)
+        links = run.sweep(granules, moves, seconds, progress)
         links += run.remote(seconds * _REMOTE_SHARE, progress)
-    beside = run.beside_decoding(granules, extras.contention_s, progress) if extras.contention_s else ()
+    beside = run.beside_decoding(granules, moves, extras.contention_s, progress) if extras.contention_s else ()
     through, written = run.through_drives(extras, progress)
     device, state = run.device, run.state
     if device is not None and state.generation is not None:
@@ -123,11 +129,11 @@ def _result(
     )
 
 
-def _in_time(wanted: int, granules: tuple[int, ...], gpu: Gpu, seconds: float | None) -> int:
+def _in_time(wanted: int, granules: tuple[int, ...], moves: tuple[KvMove, ...], gpu: Gpu, seconds: float | None) -> int:
     """Bytes of a buffer: as wanted, or less where the time for each cell is short."""
     if not seconds:
         return wanted
-    each = seconds / len(cells(granules, wanted, gpu.mechanisms))
+    each = seconds / len(cells(granules, wanted, gpu.mechanisms, moves))
     fits = 1 << int(max(each * _BUFFER_PER_S, _LEAST_BUFFER)).bit_length() - 1
     return min(wanted, fits)
 

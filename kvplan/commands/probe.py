@@ -28,7 +28,8 @@ def probe(
         list[str] | None, typer.Option(metavar="SIZE", help="A size to add to the sweep, such as 2MiB; repeatable.")
     ] = None,
     estimate_file: Annotated[
-        Path | None, typer.Option("--estimate", metavar="FILE", help="An estimate: measure with its KV blocks.")
+        Path | None,
+        typer.Option("--estimate", metavar="FILE", help="An estimate: measure its blocks and its engine's pieces."),
     ] = None,
     sweep_only: Annotated[
         bool, typer.Option("--sweep-only", help="Drives by size and depth only: no engine's shapes, no comparisons.")
@@ -57,7 +58,7 @@ def probe(
     from kvplan.console import answer, expect, note, progress
     from kvplan.documents import ProbeOptions
     from kvplan.files import load, wrap
-    from kvplan.probe import announce, kv_block, measure, merge
+    from kvplan.probe import announce, kv_block, kv_moves, measure, merge
 
     expect(output)
     if merge_files:
@@ -82,6 +83,7 @@ def probe(
         allow_memory=allow_memory,
         allow_pageable=allow_pageable,
         kv=kv_block(estimate.data) if estimate else None,
+        moves=kv_moves(estimate.data) if estimate else (),
         sweep_only=sweep_only,
     )
     for line in announce(options):

@@ -316,6 +316,12 @@ from kvplan.documents.probe import (
     KvBlock as KvBlock,
 )
 from kvplan.documents.probe import (
+    KvMove as KvMove,
+)
+from kvplan.documents.probe import (
+    KvPieces as KvPieces,
+)
+from kvplan.documents.probe import (
     Link as Link,
 )
 from kvplan.documents.probe import (

@@ -23,6 +23,25 @@ class KvBlock(msgspec.Struct, frozen=True, kw_only=True):
     source: str
 
 
+class KvPieces(msgspec.Struct, frozen=True, kw_only=True):
+    """In which pieces one direction of the host link moves a cache, and by which mechanism."""
+
+    piece_bytes: Bytes
+    mechanism: Literal["loop", "batch", "gather"]
+
+
+class KvMove(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine moves one rank's cache to and from host memory; `pageable`: memory that is not page-locked.
+
+    `source` names the engine and the layer in it that does.
+    """
+
+    load: KvPieces
+    store: KvPieces
+    source: str
+    pageable: bool = False
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A model with its config's own JSON as published, from which it can be built."""
 
@@ -35,7 +54,8 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `disks` are folders, one a drive. `granule_bytes` adds sizes to the sweep, such as the bytes of one KV block.
     `file_bytes` fixes the size of the scratch file; None chooses it from the write budget and the free space. `kv`
-    shapes the engines' cells; None takes a typical model. `sweep_only` leaves those and the comparisons out.
+    shapes the engines' cells; None takes a typical model. `moves` are pieces to measure on the host link, by their own
+    mechanism and with their opposite at work. `sweep_only` leaves those and the comparisons out.
     `allow_memory` measures a folder that lies in memory (tmpfs) instead of refusing it; every cell is flagged.
     `allow_pageable` goes on where no host memory can be page-locked; every cell of that GPU is flagged.
     `model` is what to measure the prefill of, at `prefill_tokens` (none: lengths that double), here or, where `server`
@@ -49,6 +69,7 @@ class ProbeOptions(msgspec.Struct, frozen=True, kw_only=True):
     file_bytes: Bytes | None = None
     granule_bytes: tuple[int, ...] = ()
     kv: KvBlock | None = None
+    moves: tuple[KvMove, ...] = ()
     sweep_only: bool = False
     allow_memory: bool = False
     allow_pageable: bool = False

@@ -271,6 +271,12 @@ def whole_prompt_cache(engine: str) -> tuple[Finding, ...]:
     return (Finding(severity="warning", code="whole-prompt-cache", text=text),)
 
 
+def layers_of(engine: str) -> tuple[tuple[str, str], ...]:
+    """(engine, offload layer) of every profile of an engine, of all engines for "none"; nothing for one not known."""
+    pairs = (*((name, "native") for name in _PROFILES), *_LAYERS)
+    return tuple(pair for pair in pairs if engine in ("none", pair[0]))
+
+
 def profile(engine: str, offload: str = "native") -> Profile:
     """The facts of one engine with an offload layer. Raises KvplanError naming those known."""
     if engine not in _PROFILES:

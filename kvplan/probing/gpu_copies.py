@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan.documents import KvPieces
 from kvplan.probing.cuda import Gpu, HostArray, fill_host, wrong_host_words
 from kvplan.probing.mechanisms import Direction, Mechanism
 
@@ -24,6 +25,8 @@ _AGREE, _AGREEING, _UNSETTLED = 0.02, 3, 0.1
 _FEWEST_TRAINS, _MOST_TRAINS = 5, 40
 _FEWEST_SINGLES, _MOST_SINGLES = 5, 200
 _MOST_PIECES = 16384  # of one train
+_TWICE, _MOST_REPEATS = 2, 64  # of the opposite lane's train during one of this lane's
+_MOST_LONGER = 8  # times a train of the opposite lane that this lane's may be
 _WARM_SHARE, _SINGLES_SHARE = 0.3, 0.2
 
 
@@ -52,7 +55,8 @@ class Seen:
 class Copies:
     """Copies of one piece size in one lane, beside those of `opposite` where one is given.
 
-    `most` bytes of the lane are used where a piece is not longer; None is all of it.
+    `most` bytes of the lane are used where a piece is not longer; None is all of it. `against` are the pieces of the
+    opposite lane; None are such as these, one call each.
     """
 
     def __init__(
@@ -65,10 +69,14 @@ class Copies:
         random: np.random.Generator,
         mechanism: Mechanism = "loop",
         most: int | None = None,
+        against: KvPieces | None = None,
     ) -> None:
         self.gpu, self.granule = gpu, granule
+        theirs = against or KvPieces(piece_bytes=granule, mechanism="loop")
+        self.opposite = opposite = None if opposite is None else _short(opposite, theirs.piece_bytes, most)
+        if opposite is not None:
+            most = min(most or len(lane.host), _MOST_LONGER * len(opposite.host))
         self.lane = lane = _short(lane, granule, most)
-        self.opposite = opposite = None if opposite is None else _short(opposite, granule, most)
         self.base, self.random = base, random
         self.pieces = gpu.prepare(lane.direction, lane.host, lane.memory, granule, mechanism)
         self.count = -(-len(lane.host) // granule)
@@ -79,8 +87,14 @@ class Copies:
             else gpu.prepare(lane.direction, lane.host[:granule], lane.memory[:granule], granule, mechanism)
         )
         self.beside = (
-            gpu.prepare(opposite.direction, opposite.host, opposite.memory, granule) if opposite is not None else ()
+            gpu.prepare(opposite.direction, opposite.host, opposite.memory, theirs.piece_bytes, theirs.mechanism)
+            if opposite is not None
+            else ()
         )
+        self.repeats = _TWICE if opposite is None else -(-_TWICE * len(lane.host) // len(opposite.host))
+        # One by one, pieces of both lanes are queued in turn. Where one call queues a whole train, half of what the
+        # opposite lane has to do is there before, so that it never waits for this thread.
+        self.ahead = 1 if mechanism == theirs.mechanism == "loop" else None
 
     def measure(self, seconds: float) -> Seen:
         """Warm up, time trains, then single copies, in about `seconds`; never fewer of each than a figure needs."""
@@ -96,11 +110,11 @@ class Copies:
             self.gpu.submit(self.lane.stream, self.pieces)
 
     def _train(self, seen: Seen) -> float:
-        """Seconds of one train. The opposite lane starts first and has twice the work, so that it lasts throughout."""
+        """Seconds of one train. The opposite lane starts first and has more work, so that it lasts throughout."""
         gpu, mine = self.gpu, self.lane.stream
-        behind = deque(_batches(self.beside) * 2)
+        behind = deque(_batches(self.beside) * self.repeats)
         theirs = self.opposite.stream if self.opposite is not None else None
-        if behind:
+        for _ in range(min(self.ahead or -(-len(behind) // 2), len(behind))):
             gpu.submit(theirs, behind.popleft())
         start = gpu.mark(mine)
         for batch in _batches(self.pieces):
@@ -119,15 +133,23 @@ class Copies:
         return seconds
 
     def _warm(self, seconds: float, seen: Seen) -> None:
-        """Copy until trains agree: clocks, power states and a link that idled at a lower speed take time to come up."""
+        """Copy until trains agree: clocks, power states and a link that idled at a lower speed take time to come up.
+
+        An opposite lane that ended before this one gets twice the work.
+        """
         until = time.monotonic() + seconds
         times: list[float] = []
         while True:
+            seen.concurrent = True
             times.append(self._train(seen))
+            if not seen.concurrent and self.repeats < _MOST_REPEATS:
+                self.repeats = min(2 * self.repeats, _MOST_REPEATS)
+                times.clear()
+                continue
             last = times[-_AGREEING:]
             spread = max(last) / max(min(last), 1e-9) - 1
             if len(last) == _AGREEING and (spread <= _AGREE or time.monotonic() >= until):
-                seen.settled = spread <= _UNSETTLED
+                seen.settled, seen.concurrent = spread <= _UNSETTLED, True
                 return
 
     def _trains(self, seconds: float, seen: Seen) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvplan.documents import Contention, Pipeline
+from kvplan.documents import Contention, KvMove, Pipeline
 from kvplan.errors import KvplanError
 from kvplan.files import reason
 from kvplan.probing import contention, pipeline, scratch
 from kvplan.probing.cuda import DecodeLoad, Gpu
+from kvplan.probing.gpu_cells import shapes, whole_words
 from kvplan.probing.gpu_copies import Copies, Lane
 from kvplan.probing.mechanisms import Direction, Mechanism
 from kvplan.progress import Progress
@@ -58,15 +59,13 @@ class Rig:
 
 
 def beside_decoding(
-    rig: Rig, granules: Sequence[int], seconds: float, progress: Progress
+    rig: Rig, granules: Sequence[int], moves: Sequence[KvMove], seconds: float, progress: Progress
 ) -> tuple[tuple[Contention, ...], dict[str, str]]:
-    """Every mechanism both ways at the smallest size asked for, and large pieces, beside a load like decoding.
+    """Large pieces beside a load like decoding, and those of `moves` as their engines move them.
 
-    Also what could not be measured, and why.
+    Without moves every mechanism both ways, at the smallest size asked for. Also what could not be measured, and why.
     """
-    small = -(-min(granules, default=_SMALL) // 8) * 8
-    shapes = [("loop", _LARGE), *((mechanism, small) for mechanism in rig.mechanisms)]
-    todo = [(name, size, way) for name, size in shapes for way in rig.lanes if size <= len(rig.lanes[way].host)]
+    todo = _beside(rig, granules, moves)
     until = time.monotonic() + seconds
     found: list[Contention] = []
     missing: dict[str, str] = {}
@@ -86,6 +85,20 @@ def beside_decoding(
         except KvplanError as error:
             missing[f"{way} {show_bytes(size)} by {mechanism} beside decoding"] = str(error)
     return tuple(found), missing
+
+
+def _beside(rig: Rig, granules: Sequence[int], moves: Sequence[KvMove]) -> list[tuple[Mechanism, int, Direction]]:
+    """(mechanism, piece, direction) of the cells beside decoding, in pieces that fit the lanes."""
+    wanted: list[tuple[Mechanism, int, Direction]] = [("loop", _LARGE, way) for way in rig.lanes]
+    wanted += shapes(moves)
+    if not moves:
+        small = whole_words(min(granules, default=_SMALL))
+        wanted += [(mechanism, small, way) for mechanism in rig.mechanisms for way in rig.lanes]
+    found = [
+        (name if name in rig.mechanisms else "loop", min(size, len(rig.lanes[way].host)), way)
+        for name, size, way in wanted
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _load(gpu: Gpu, seconds: float) -> DecodeLoad:

@@ -18,6 +18,8 @@ def link(name: str, node: int | None, cell: Cell, seen: Seen, *, remote: bool = 
     p50_s, p99_s = (float(value) for value in np.percentile(seen.latencies, [50, 99], method="inverted_cdf"))
     place = "unknown" if node is None else str(node)
     memory = f"page-locked by cudaHostRegister, node {place}" if cell.pinned else "pageable"
+    if cell.duplex and cell.beside is not None:
+        memory += f", beside {cell.beside.piece_bytes:,} B a piece by {WORDS[cell.beside.mechanism]}"
     flags = (
         *(() if cell.pinned else ("pageable",)),
         *(("remote-node",) if remote else ()),

@@ -7,8 +7,9 @@ import time
 from contextlib import suppress
 
 import numpy as np
+from msgspec.structs import replace
 
-from kvplan.documents import Contention, GpuDevice, Host, Link, Pipeline
+from kvplan.documents import Contention, GpuDevice, Host, KvMove, Link, Pipeline
 from kvplan.errors import KvplanError
 from kvplan.probing import cuda, gpu_links, nvml
 from kvplan.probing.affinity import far_nodes, running_on
@@ -76,7 +77,9 @@ class Run:
             mechanisms=tuple(name for name in self.gpu.mechanisms if name not in self.refused),
         )
 
-    def sweep(self, granules: tuple[int, ...], seconds: float, progress: Progress) -> list[Link]:
+    def sweep(
+        self, granules: tuple[int, ...], moves: tuple[KvMove, ...], seconds: float, progress: Progress
+    ) -> list[Link]:
         """Every cell in about `seconds`. Raises KvplanError where not even the first can be measured.
 
         A mechanism that the driver refuses is left out. Any other failure ends the sweep: what was measured stands.
@@ -84,7 +87,7 @@ class Run:
         until = time.monotonic() + seconds
         todo = [
             cell
-            for cell in cells(granules, self.size, self.gpu.mechanisms)
+            for cell in cells(granules, self.size, self.gpu.mechanisms, moves)
             if (cell.pinned, cell.direction) in self.lanes
         ]
         links: list[Link] = []
@@ -119,7 +122,12 @@ class Run:
     def _cell(self, cell: Cell, seconds: float) -> Seen:
         lane = self.lanes[cell.pinned, cell.direction]
         opposite = self.lanes[cell.pinned, "d2h" if cell.direction == "h2d" else "h2d"] if cell.duplex else None
-        copies = Copies(self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism, self.most)
+        beside = cell.beside
+        if beside is not None and beside.mechanism in self.refused:
+            beside = replace(beside, mechanism="loop")
+        copies = Copies(
+            self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism, self.most, beside
+        )
         seen = copies.measure(seconds)
         if self.device is not None and self.device.pci is not None and self.state == nvml.LinkState():
             copies.load(_LOAD_TRAINS)
@@ -158,13 +166,15 @@ class Run:
             self.missing[f"memory of node {node}"] = f"could not be page-locked ({arena.report.stopped})"
         return links
 
-    def beside_decoding(self, granules: tuple[int, ...], seconds: float, progress: Progress) -> tuple[Contention, ...]:
+    def beside_decoding(
+        self, granules: tuple[int, ...], moves: tuple[KvMove, ...], seconds: float, progress: Progress
+    ) -> tuple[Contention, ...]:
         """Copies beside a load like decoding; nothing where no memory is page-locked or the load cannot be made."""
         rig = self.rig()
         if rig is None:
             self.missing["copies beside decoding"] = "no host memory is page-locked"
             return ()
-        found, missing = beside_decoding(rig, granules, seconds, progress)
+        found, missing = beside_decoding(rig, granules, moves, seconds, progress)
         self.missing.update(missing)
         return found
 

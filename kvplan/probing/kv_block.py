@@ -13,11 +13,8 @@ def kv_block(estimate: Estimate) -> KvBlock:
 
     Raises KvplanError where the model keeps nothing per token.
     """
-    kv, parallel = estimate.kv, estimate.parallel
-    per_token = max(kv.bytes_per_token_per_gpu, -(-kv.offload_bytes_per_token // max(1, parallel.gpus)))
+    parallel, per_token = estimate.parallel, bytes_per_token(estimate)
     layers = sum(group.layers for group in estimate.groups if group.bytes_per_token)
-    if not per_token or not layers:
-        raise KvplanError(f"{estimate.model.id} keeps nothing per token: it has no block to measure")
     tokens = max(1, estimate.block_tokens)
     pieces = -(-layers // max(1, parallel.pp))
     return KvBlock(
@@ -26,3 +23,15 @@ def kv_block(estimate: Estimate) -> KvBlock:
         chunk_bytes=_CHUNK_TOKENS * per_token,
         source=f"{tokens} tokens of {estimate.model.id}, {pieces} layers, one of {parallel.gpus} ranks",
     )
+
+
+def bytes_per_token(estimate: Estimate) -> int:
+    """Bytes of a token on the fullest rank: what it keeps, or its share of what a tier would store.
+
+    Raises KvplanError where the model keeps nothing per token.
+    """
+    kv = estimate.kv
+    found = max(kv.bytes_per_token_per_gpu, -(-kv.offload_bytes_per_token // max(1, estimate.parallel.gpus)))
+    if not found or not any(group.bytes_per_token and group.layers for group in estimate.groups):
+        raise KvplanError(f"{estimate.model.id} keeps nothing per token: it has no block to measure")
+    return found
