@@ -231,4 +231,13 @@ def _evidence(machine: Machine, log: Log) -> tuple[Evidence, ...]:
                 source=listed if given else "kvplan",
             ),
         ]
+    made += [
+        Evidence(what=what, value=show_rate(rate), provenance="configured", source=listed)
+        for what, rate in (
+            ("read from the page cache", machine.warm_bytes_per_s),
+            ("KV cache saved", machine.kv_save_bytes_per_s),
+            ("KV cache read back", machine.kv_restore_bytes_per_s),
+        )
+        if rate is not None
+    ]
     return tuple(made)

@@ -649,3 +649,46 @@ def test_the_command(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, 
     data = json.loads(capsys.readouterr().out)
     assert data["kind"] == "kvplan.residency"
     assert data["data"]["runs"][0]["served"] == 2
+
+
+def test_loads_that_stay_cold_beside_enough_memory_are_said() -> None:
+    """Direct reads leave nothing in the page cache, and without its rate a warm load is not counted on."""
+    models = [ResidentModel(name=name, weights_bytes=50 * GiB) for name in "ab"]
+    mmap = Machine(memory_bytes=64 * GiB, read_bytes_per_s=2e9, warm_bytes_per_s=20e9, ram_bytes=128 * GiB)
+    direct = replace(mmap, pattern="direct")
+    unknown = replace(mmap, warm_bytes_per_s=None)
+    what = log((0, 0, 1), (100, 1, 1), (200, 0, 1), (300, 1, 1))
+    for machine, code, cold in ((mmap, None, 2), (direct, "direct-cold", 4), (unknown, "warm-rate-unknown", 4)):
+        made = residency(machine, models, what, ONE)
+        assert {one.code for one in made.findings} & {"direct-cold", "warm-rate-unknown"} == ({code} if code else set())
+        assert sum(one.cold_loads for one in made.runs[0].models) == cold
+        page, _ = markdown(sections(wrap(made)), "files")
+        assert ("A load after the first is warm." in page) == (machine is mmap)
+        assert ("every load is cold" in page) == (machine is not mmap)
+        evidence = {one.what: one.value for one in made.evidence}
+        assert evidence.get("read from the page cache") == (None if machine is unknown else "20.00 GB/s")
+    half = [replace(models[0], warm_load_s=1.0), models[1]]
+    said = {one.code: one.text for one in residency(unknown, half, what, ONE).findings}
+    assert said["warm-rate-unknown"].startswith("Every load of b is")
+
+
+def test_a_budget_above_the_machine_is_called_one() -> None:
+    """What exceeds memory under a byte budget is the budget's doing, not that of counting models."""
+    models = [model("a", size=10 * GB), model("b", size=10 * GB)]
+    asked, _ = policies(Machine(memory_bytes=16 * GB), budget_bytes=40 * GB)
+    made = residency(Machine(memory_bytes=16 * GB), models, log((0, 0, 1), (9, 1, 1)), asked)
+    [text] = [one.text for one in made.findings if one.code == "over-memory"]
+    assert text.startswith("1 load exceeds the machine's memory")
+    assert "the budget is 37.25 GiB" in text
+
+
+def test_a_small_model_that_fits_beside_any_is_not_loaded_exclusively() -> None:
+    """170 and 80 GB do not fit in 192 together; 3 GB do beside either."""
+    machine = Machine(memory_bytes=192 * GB)
+    models = [model(name, size=size * GB) for name, size in (("chat", 170), ("code", 80), ("embed", 3))]
+    made = residency(machine, models, log((0, 0, 1)), ONE)
+    [text] = [one.text for one in made.findings if one.code == "exclusive"]
+    assert "chat and code do not fit together, so load those exclusively" in text
+    crowd = [replace(models[2], weights_bytes=30 * GB), *models[:2]]
+    [text] = [one.text for one in residency(machine, crowd, log((0, 0, 1)), ONE).findings if one.code == "exclusive"]
+    assert "load them exclusively, one at a time" in text

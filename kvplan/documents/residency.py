@@ -116,7 +116,7 @@ class ModelResidency(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one model's requests: served, interrupted, left (their client timed out), unserved at the end.
 
     `refused_busy` is how often it was passed over as a victim because it was busy; `held_idle_s` are the seconds in
-    which it was idle and a wrong count said busy.
+    which it was idle and a wrong count said busy. `cold_loads` are the loads that took what a first one takes.
     """
 
     name: str

@@ -300,9 +300,13 @@ def _shared(data: Residency) -> Section:
         ("left for the page cache", parts.bytes_or_unknown(shared.page_cache_bytes)),
         ("weights of all models", show_bytes(shared.weights_bytes)),
     ]
+    run = data.runs[0]
+    cold = data.machine.pattern == "direct" or (
+        run.loads > sum(one.loads > 0 for one in run.models) and all(one.loads == one.cold_loads for one in run.models)
+    )
     words = {
         True: "Every load is cold.",
-        False: "A load after the first is warm.",
+        False: "There is room for the files, yet every load is cold." if cold else "A load after the first is warm.",
         None: "Every load is taken as cold.",
     }
     blocks: tuple[Block, ...] = (parts.table("|>bytes", rows), *(() if data.split is None else _split(data.split)))

@@ -14,7 +14,7 @@ from kvplan.documents import (
     Severity,
     SharedMemory,
 )
-from kvplan.resident.costs import cold_load_s, kv_restore_s
+from kvplan.resident.costs import cold_load_s, kv_restore_s, stay_cold
 from kvplan.resident.search import models_that_fit
 from kvplan.resident.table import Log
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
@@ -57,7 +57,7 @@ def _memory(models: Sequence[ResidentModel], machine: Machine) -> Iterator[Findi
     text = f"The models take {show_bytes(total)} together and the machine has {_of(machine)}: "
     most = max(models, key=lambda model: model.kv_bytes)
     fit = models_that_fit(models, machine.models_bytes)
-    text += f"at most {fit} of them fit whichever they are" if fit > 1 else "load them exclusively, one at a time"
+    text += f"at most {fit} of them fit whichever they are" if fit > 1 else _not_together(models, machine)
     if most.kv_bytes > over:
         cap = most.kv_bytes - over
         text += f", or cap the KV cache of {most.name} at {show_bytes(cap)}"
@@ -65,6 +65,14 @@ def _memory(models: Sequence[ResidentModel], machine: Machine) -> Iterator[Findi
             text += f" ({cap // most.kv_bytes_per_token:,} tokens)"
         text += ", and all fit"
     yield _found("warning", "exclusive", text + ".")
+
+
+def _not_together(models: Sequence[ResidentModel], machine: Machine) -> str:
+    """What to do where the two largest do not fit: the rest may still fit beside either of them."""
+    *small, second, first = sorted(models, key=lambda model: model.total_bytes)
+    if not small or small[0].total_bytes + first.total_bytes > machine.models_bytes:
+        return "load them exclusively, one at a time"
+    return f"{first.name} and {second.name} do not fit together, so load those exclusively"
 
 
 def _of(machine: Machine) -> str:
@@ -99,6 +107,13 @@ def _page_cache(shared: SharedMemory, models: Sequence[ResidentModel], machine: 
     elif shared.every_swap_cold is None:
         text = "Every load is counted as cold: the machine's host memory is not given (ram)."
         yield _found("info", "ram-unknown", text)
+    elif machine.pattern == "direct":
+        text = "Every load is counted as cold: direct reads leave nothing in the page cache, however much there is."
+        yield _found("info", "direct-cold", text)
+    elif cold := stay_cold(models, machine, shared):
+        whose = "Every load" if len(cold) == len(models) else f"Every load of {_named(cold)}"
+        text = f"{whose} is counted as cold: no rate from the page cache is given that beats the drive's (warm_rate)."
+        yield _found("warning", "warm-rate-unknown", text)
 
 
 def _pairs(models: Sequence[ResidentModel], machine: Machine, together: CoAccess, run: PolicyRun) -> Iterator[Finding]:
@@ -129,10 +144,10 @@ def _outcome(run: PolicyRun) -> Iterator[Finding]:
         text = f"{run.unserved:,} requests are never served: no model ever became idle to make room for theirs."
         yield _found("error", "unserved", text)
     if run.over_memory_loads:
-        text = (
-            f"{run.over_memory_loads:,} loads exceed the machine's memory (up to {show_bytes(run.peak_bytes)}): the "
-            "policy counts models, not bytes, and a real load fails here."
-        )
+        loads = "1 load exceeds" if run.over_memory_loads == 1 else f"{run.over_memory_loads:,} loads exceed"
+        given = run.policy.budget_bytes
+        why = "the policy counts models, not bytes" if given is None else f"the budget is {show_bytes(given)}"
+        text = f"{loads} the machine's memory (up to {show_bytes(run.peak_bytes)}): {why}, and a real load fails here."
         yield _found("error", "over-memory", text)
     wait = run.wait.mean * run.wait.requests if run.wait else 0.0
     if run.loads > len(run.models) and (run.loads * 2 > run.requests or wait > run.service_s):

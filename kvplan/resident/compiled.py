@@ -249,7 +249,7 @@ def _load(w: World, heap: Heap, unit: Record) -> None:
     unit.last_used = tally.order
     unit.loads += 1
     lasts = unit.warm_s if unit.loaded_before else unit.cold_s
-    if not unit.loaded_before:
+    if lasts >= unit.cold_s:
         unit.cold_loads += 1
     unit.loaded_before = True
     _enter(w, unit, LOADING)

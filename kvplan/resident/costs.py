@@ -61,6 +61,13 @@ def warm_load_s(model: ResidentModel, machine: Machine, shared: SharedMemory) ->
     return cold
 
 
+def stay_cold(models: Sequence[ResidentModel], machine: Machine, shared: SharedMemory) -> tuple[str, ...]:
+    """Models whose files would stay in the page cache and whose later loads count as cold all the same."""
+    if shared.every_swap_cold is not False:
+        return ()
+    return tuple(one.name for one in models if warm_load_s(one, machine, shared) >= cold_load_s(one, machine) > 0)
+
+
 def kv_restore_s(tokens: int, bytes_per_token: int, bytes_per_s: float) -> float:
     """Seconds to read the saved KV cache of `tokens` back."""
     return tokens * bytes_per_token / bytes_per_s

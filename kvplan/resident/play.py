@@ -246,8 +246,8 @@ class Play:
         self.order += 1
         unit.last_used = self.order
         unit.loads += 1
-        unit.cold_loads += not unit.loaded_before
         lasts = unit.warm_s if unit.loaded_before else unit.cold_s
+        unit.cold_loads += lasts >= unit.cold_s
         unit.loaded_before = True
         self._enter(unit, "loading")
         self._at(self.now + lasts, LOADED, unit.index, unit.generation)

@@ -17,7 +17,7 @@ from kvplan.documents import (
 )
 from kvplan.errors import KvplanError, LimitError
 from kvplan.progress import Progress
-from kvplan.resident.costs import shared_memory, units
+from kvplan.resident.costs import shared_memory, stay_cold, units
 from kvplan.resident.measure import announced, play
 from kvplan.resident.search import REQUESTS
 from kvplan.resident.table import Log
@@ -125,7 +125,7 @@ def _point(
         host_kv_bytes=size,
         page_cache_bytes=shared.page_cache_bytes or 0,
         models_bytes=machine.models_bytes,
-        every_swap_cold=shared.every_swap_cold is not False,
+        every_swap_cold=shared.every_swap_cold is not False or len(stay_cold(models, machine, shared)) == len(models),
         kv_saved_s_per_hour=saved,
         loads=run.loads,
         loading_s_per_hour=loading,
