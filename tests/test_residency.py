@@ -692,3 +692,16 @@ def test_a_small_model_that_fits_beside_any_is_not_loaded_exclusively() -> None:
     crowd = [replace(models[2], weights_bytes=30 * GB), *models[:2]]
     [text] = [one.text for one in residency(machine, crowd, log((0, 0, 1)), ONE).findings if one.code == "exclusive"]
     assert "load them exclusively, one at a time" in text
+
+
+def test_a_count_with_no_place_beside_what_is_pinned_says_so() -> None:
+    """170 or 80 GB beside a pinned 3 GB were played; a count that is safe in bytes is 1 and would evict the pinned."""
+    machine = Machine(memory_bytes=192 * GB)
+    models = [model(name, size=size * GB) for name, size in (("chat", 170), ("code", 80), ("embed", 3))]
+    models[2] = replace(models[2], pinned=True)
+    asked, _ = policies(machine)
+    made = residency(machine, models, log((0, 0, 1), (9, 1, 1), (20, 2, 1)), asked)
+    for name in ("llama.cpp router, command", "Ollama, environment"):
+        assert "# 1 at once has no place beside what is pinned: serve embed outside it" in made.config[name]
+    roomy = residency(replace(machine, memory_bytes=300 * GB), models, log((0, 0, 1)), asked)
+    assert not any("no place beside" in text for text in roomy.config.values())

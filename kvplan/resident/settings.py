@@ -37,6 +37,17 @@ def _largest(models: Sequence[ResidentModel], machine: Machine, count: int) -> s
     return f"the {count} largest take {show_bytes(sum(sizes[:count]))} of {show_bytes(machine.models_bytes)}"
 
 
+def _beside_pinned(models: Sequence[ResidentModel], count: int) -> list[str]:
+    """A line where a count is too small for what is pinned and one more, which is what was played."""
+    pinned = [model.name for model in models if model.pinned]
+    if not pinned or count > len(pinned) or len(pinned) == len(models):
+        return []
+    names = ", ".join(_line(name) for name in pinned)
+    return [
+        f"# {count} at once has no place beside what is pinned: serve {names} outside it, or it is evicted each time"
+    ]
+
+
 def _context(model: ResidentModel) -> int | None:
     """Tokens that the model's KV bytes hold, in whole steps of 256 as llama.cpp rounds."""
     if not model.kv_bytes_per_token or not model.kv_bytes:
@@ -83,7 +94,7 @@ def _section(name: str) -> list[str]:
 
 
 def _router_command(models: Sequence[ResidentModel], machine: Machine, policy: ResidencyPolicy, count: int) -> str:
-    lines = [f"# {_largest(models, machine, count)}"]
+    lines = [f"# {_largest(models, machine, count)}", *_beside_pinned(models, count)]
     command = f"llama-server --models-preset models.ini --models-max {count}"
     if policy.sleep_after_s:
         command += f" --sleep-idle-seconds {math.ceil(policy.sleep_after_s)}"
@@ -134,7 +145,8 @@ def _groups(models: Sequence[ResidentModel], machine: Machine) -> list[tuple[str
 
 
 def _ollama(models: Sequence[ResidentModel], machine: Machine, policy: ResidencyPolicy, count: int) -> str:
-    lines = [f"# {_largest(models, machine, count)}", f"OLLAMA_MAX_LOADED_MODELS={count}"]
+    lines = [f"# {_largest(models, machine, count)}", *_beside_pinned(models, count)]
+    lines.append(f"OLLAMA_MAX_LOADED_MODELS={count}")
     if policy.keep_alive_s:
         lines.append(f"OLLAMA_KEEP_ALIVE={math.ceil(policy.keep_alive_s)}s")
     contexts = [tokens for model in models if (tokens := _context(model)) is not None]
