@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -15,6 +16,7 @@ from kvplan.documents import (
     GpuMemory,
     Growth,
     LengthMix,
+    LlamaCppOptions,
     LogFit,
     MediaTokens,
     MixClass,
@@ -31,6 +33,21 @@ from kvplan.units import GiB, show_bytes
 
 DEFAULT_OVERHEAD = 4 * GiB  # the allowance of the engines' profiles
 NO_SERVER = ("none", "transformers")  # nothing of the GPU is set aside, and there is no memory fraction
+LLAMA_FLAGS = (  # as the command line has them
+    ("ctx_size", "--ctx-size"),
+    ("slots", "--parallel"),
+    ("type_k", "--cache-type-k"),
+    ("type_v", "--cache-type-v"),
+    ("unified", "--kv-unified"),
+    ("swa_full", "--swa-full"),
+    ("ubatch", "--ubatch"),
+    ("flash_attention", "--no-flash-attn"),
+)
+OVER = {  # what an engine does where one sequence of its context does not fit
+    "vllm": ": vLLM does not start so",
+    "sglang": ": SGLang refuses longer requests",
+    "tensorrt-llm": ": TensorRT-LLM takes shorter ones only",
+}
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
 
@@ -52,17 +69,19 @@ def estimate(
     _check(options)
     options, added = _with_media(options, media)
     layout = engine(options.engine).lay_out(model, options)
-    context = _context(model, options)
+    context, cut = _context(model, options)
     weights, shared = _per_gpu(model, options)
     memory, notes = _memory(model, options, layout, weights, context)
     at = tuple(layout.bytes_at(tokens, options.sequences) for tokens in options.at)
     against = None if log is None else _against(log, layout)
+    notes = (*cut, *notes, *_too_long(options, layout, memory, context))
     return Estimate(
         model=model.ref,
         engine=options.engine,
         kv_dtype=layout.kv_dtype,
         parallel=options.parallel,
         block_tokens=layout.block_tokens,
+        max_model_len=context if options.max_model_len else None,
         groups=layout.groups,
         kv=replace(layout.cost, bytes_at=at, growth=_growth(layout)),
         weights=weights,
@@ -86,6 +105,10 @@ def _check(options: EstimateOptions) -> None:
         raise UsageError(f"--sequences is {options.sequences}: at least 1")
     if options.max_model_len is not None and options.max_model_len < 1:
         raise UsageError(f"--max-model-len is {options.max_model_len}: at least 1")
+    if options.engine != "llama.cpp" and options.llama_cpp != LlamaCppOptions():
+        plain = LlamaCppOptions()
+        named = (flag for field, flag in LLAMA_FLAGS if getattr(options.llama_cpp, field) != getattr(plain, field))
+        raise UsageError(f"{', '.join(named)}: an option of llama.cpp, and the engine is {options.engine}")
 
 
 def _with_media(options: EstimateOptions, media: Sequence[MediaTokens]) -> tuple[EstimateOptions, tuple[Finding, ...]]:
@@ -102,10 +125,51 @@ def _with_media(options: EstimateOptions, media: Sequence[MediaTokens]) -> tuple
     return replace(options, at=tuple(tokens + more for tokens in options.at)), tuple(notes)
 
 
-def _context(model: Model, options: EstimateOptions) -> int | None:
-    """The context length that capacity is stated for: as asked, but never longer than the model allows."""
+def _context(model: Model, options: EstimateOptions) -> tuple[int | None, tuple[Finding, ...]]:
+    """The context that capacity is stated for: as asked, but never longer than the model allows, which is said."""
     asked, longest = options.max_model_len, model.ref.max_context_tokens
-    return min(asked, longest) if asked and longest else asked or longest
+    if not (asked and longest):
+        return asked or longest, ()
+    if asked <= longest:
+        return asked, ()
+    text = (
+        f"--max-model-len {asked:,} is longer than the {longest:,} tokens that the model's config allows: {longest:,} "
+        "are taken. Where its positions are stretched, give a config that says so"
+    )
+    return longest, (Finding(severity="warning", code="context-cut", text=text),)
+
+
+def _too_long(
+    options: EstimateOptions, layout: Layout, memory: GpuMemory | None, context: int | None
+) -> tuple[Finding, ...]:
+    """What does not go into the cache at all: one sequence of the whole context, and lengths asked for beyond it."""
+    found = []
+    beyond = max((tokens for tokens in options.at if context and tokens > context), default=None)
+    if beyond is not None:
+        text = f"{beyond:,} tokens are beyond the context of {context:,}: such a request is refused, or cut"
+        found.append(Finding(severity="warning", code="beyond-context", text=text))
+    if context and memory is not None and layout.groups:
+        found += _not_one(options, layout, memory.kv_bytes, context)
+    return tuple(found)
+
+
+def _not_one(options: EstimateOptions, layout: Layout, kv_bytes: int, context: int) -> Iterator[Finding]:
+    """Where not even one sequence of the whole context fits: what the engine does then, and what would fit."""
+    if options.engine == "llama.cpp":
+        view = layout.view(None, context)
+        size, cells = view.get("context_bytes"), view.get("n_ctx")
+        if not isinstance(size, int) or not isinstance(cells, int) or size <= kv_bytes:
+            return
+        text = f"llama.cpp allocates its whole context at start, {show_bytes(size)} for {cells:,} tokens, and "
+        text += f"{show_bytes(kv_bytes)} are left: it does not start so. Give a smaller --ctx-size"
+    elif layout.sequences_held(kv_bytes, context) >= 1:
+        return
+    else:
+        fits = bisect_left(range(1, context), True, key=lambda tokens: layout.sequences_held(kv_bytes, tokens) < 1)
+        text = f"one sequence of {context:,} tokens does not fit in {show_bytes(kv_bytes)} of KV cache"
+        text += f"{OVER.get(options.engine, '')}. --max-model-len {fits // layout.block_tokens * layout.block_tokens:,}"
+        text += " would fit"
+    yield Finding(severity="warning", code="context-does-not-fit", text=text)
 
 
 # ------------------------------------------------------------------------------- growth with length

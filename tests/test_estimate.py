@@ -16,9 +16,9 @@ from records import replace
 
 from kvplan.catalog import gpu
 from kvplan.catalog import models as catalogued
-from kvplan.documents import Estimate, EstimateOptions, Model, Parallel, Weights, Workload
+from kvplan.documents import Estimate, EstimateOptions, LlamaCppOptions, Model, Parallel, Weights, Workload
 from kvplan.errors import KvplanError, LimitError, UsageError
-from kvplan.estimate import estimate
+from kvplan.estimate import LLAMA_FLAGS, estimate
 from kvplan.files import dump, parse, wrap
 from kvplan.model import load_model
 from kvplan.models.weights import parts
@@ -131,6 +131,84 @@ def test_tensor_parallelism_beyond_the_kv_heads_copies_them() -> None:
         run("llama-3.1-70b", engine="vllm", tp=3)
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "tensorrt-llm"])
+def test_no_engine_deals_query_heads_out_unevenly(kind: str) -> None:
+    with pytest.raises(KvplanError, match="--tp 64 does not divide 32 query heads"):
+        run("llama-3.1-8b", engine=kind, tp=64)
+    with pytest.raises(KvplanError, match="--tp 2 does not divide 71 query heads"):
+        run("falcon-7b", engine=kind, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "tp", "dcp", "least"),
+    [
+        ("llama-3.1-8b", 8, 2, 16),
+        ("llama-3.1-8b", 8, 8, 64),
+        ("qwen3-235b-a22b", 4, 2, 8),
+        ("qwen3-235b-a22b", 8, 4, 16),
+    ],
+)
+def test_only_ranks_with_copies_of_a_head_share_its_tokens(name: str, tp: int, dcp: int, least: int) -> None:
+    """vLLM's documentation of decode context parallelism: from 1 to tp / H, H the KV heads."""
+    with pytest.raises(KvplanError, match=f"vLLM refuses it.*--tp {least} at least"):
+        run(name, engine="vllm", tp=tp, dcp=dcp)
+
+
+def test_context_parallelism_undoes_the_copies_of_heads() -> None:
+    """vLLM's own example: Qwen3-235B-A22B has 4 KV heads, so that --tp 8 keeps two copies and --dcp 2 none."""
+    copied, shared = (run("qwen3-235b-a22b", engine="vllm", tp=8, dcp=dcp).kv for dcp in (1, 2))
+    assert copied.bytes_per_token_per_gpu * 8 == 2 * copied.bytes_per_token
+    assert shared.bytes_per_token_per_gpu * 8 == shared.bytes_per_token
+
+
+# ------------------------------------------------------------------------------- lengths that do not fit
+
+
+def codes(found: Estimate) -> dict[str, str]:
+    return {finding.code: finding.text for finding in found.findings}
+
+
+def test_a_context_that_does_not_fit_names_the_longest_that_does() -> None:
+    found = run("llama-3.1-8b", engine="vllm", kv_memory_bytes=3 * GiB)
+    assert "131,072 tokens does not fit in 3.00 GiB" in codes(found)["context-does-not-fit"]
+    assert "vLLM does not start" in codes(found)["context-does-not-fit"]
+    longest = 3 * GiB // 131_072
+    assert f"--max-model-len {longest:,} would fit" in codes(found)["context-does-not-fit"]
+    for tokens, fits in ((longest, True), (longest + 16, False)):
+        again = run("llama-3.1-8b", engine="vllm", kv_memory_bytes=3 * GiB, max_model_len=tokens)
+        assert ("context-does-not-fit" not in codes(again)) is fits
+        assert again.max_model_len == tokens
+    assert found.max_model_len is None
+
+
+def test_llama_cpp_allocates_its_context_whole_or_does_not_start() -> None:
+    cut = LlamaCppOptions(ctx_size=32_768, slots=4)
+    text = codes(run("llama-3.1-8b", engine="llama.cpp", kv_memory_bytes=7 * GiB))["context-does-not-fit"]
+    assert "16.00 GiB for 131,072 tokens" in text
+    assert "--ctx-size" in text
+    fitting = run("llama-3.1-8b", engine="llama.cpp", kv_memory_bytes=7 * GiB, llama_cpp=cut)
+    assert "context-does-not-fit" not in codes(fitting)
+    assert "context-does-not-fit" in codes(
+        run("llama-3.1-8b", engine="llama.cpp", kv_memory_bytes=3 * GiB, llama_cpp=cut)
+    )
+
+
+def test_lengths_beyond_the_context_are_said() -> None:
+    found = run("llama-3.1-8b", engine="vllm", max_model_len=1 << 20, at=(1 << 20,))
+    assert "1,048,576 is longer than the 131,072 tokens" in codes(found)["context-cut"]
+    assert "1,048,576 tokens are beyond the context" in codes(found)["beyond-context"]
+    assert found.max_model_len == 131_072
+    assert not codes(run("llama-3.1-8b", engine="vllm", max_model_len=131_072, at=(131_072,)))
+
+
+def test_options_of_llama_cpp_are_not_dropped_in_silence() -> None:
+    asked = LlamaCppOptions(ctx_size=8192, swa_full=True, flash_attention=False)
+    for kind in ("none", "vllm", "sglang"):
+        with pytest.raises(UsageError, match=f"--ctx-size, --swa-full, --no-flash-attn: .* the engine is {kind}"):
+            run("llama-3.1-8b", engine=kind, llama_cpp=asked)
+    assert {field for field, _ in LLAMA_FLAGS} == set(LlamaCppOptions.__struct_fields__)
+
+
 def test_tensor_parallelism_never_divides_a_latent() -> None:
     """Case A29: DeepSeek-V3; context parallelism does."""
     assert run("deepseek-v3", engine="vllm", tp=8).kv.bytes_per_token_per_gpu == 70272
@@ -153,7 +231,9 @@ def test_pipeline_stages_share_the_layers() -> None:
 
 
 PLACED = sorted(set(catalogued.models()) - {"deepseek-v4-flash", "whisper-large-v3"})
-REFUSALS = re.compile(r"neither divides|not --tp|reads no|no multiple|not laid out|cannot pad")
+REFUSALS = re.compile(
+    r"neither divides|does not divide \d+ query heads|not --tp|reads no|no multiple|not laid out|cannot pad"
+)
 
 
 @settings(max_examples=150, deadline=None)

@@ -234,6 +234,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """What one token and one sequence cost in bytes, in the engine that will hold them.
 
     `engine_view` holds that engine's own figures under its own names, `engine_version` the version whose rules apply.
+    `max_model_len` is the longest sequence that the engine is told to accept; None: whatever the model's config says.
     """
 
     model: ModelRef
@@ -241,6 +242,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     kv_dtype: str
     parallel: Parallel
     block_tokens: Tokens
+    max_model_len: Tokens | None = None
     groups: tuple[CacheGroup, ...]
     kv: KvCost
     weights: Weights | None = None

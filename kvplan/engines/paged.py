@@ -28,6 +28,16 @@ def rank_heads(heads: int, tp: int, engine: str) -> int:
     return max(1, heads // tp)
 
 
+def check_heads(model: Model, tp: int, engine: str) -> None:
+    """Raise KvplanError where KV heads or query heads cannot be dealt out evenly, which no engine takes."""
+    for group in grouped(model):
+        if group.cache.kind in ("full", "sliding", "chunked") and group.cache.v_dim:
+            rank_heads(group.cache.heads, tp, engine)
+    heads = model.num_attention_heads
+    if heads and heads % tp:
+        raise KvplanError(f"--tp {tp} does not divide {heads} query heads: {engine} refuses it")
+
+
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one rank of one stage keeps: bytes a token that never stop, of windows by length, and of each sequence."""
@@ -168,6 +178,7 @@ class PagedLayout:
 
 def checked(model: Model, options: EstimateOptions, engine: str) -> None:
     """Raises KvplanError for shapes and sizes that no paged layout here describes."""
+    check_heads(model, options.parallel.tp, engine)
     if options.parallel.dcp > 1:
         raise KvplanError(f"--dcp is not laid out for {engine}: use --engine vllm, or leave it at 1")
     if any(group.cache.tokens_per_entry > 1 for group in grouped(model)):

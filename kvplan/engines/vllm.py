@@ -27,7 +27,7 @@ from kvplan.documents import (
 )
 from kvplan.engines.layout import entry_bytes, grouped, is_windowed, resolve_dtype, stages, state_bytes, whole
 from kvplan.engines.none import NoneLayout
-from kvplan.engines.paged import rank_heads
+from kvplan.engines.paged import check_heads, rank_heads
 from kvplan.engines.slots import FORMATS, LATENT_SLOTS
 from kvplan.engines.vllm_pages import (
     COMPRESSED_BLOCK,
@@ -390,16 +390,28 @@ class VllmEngine:
         if ("recurrent" in kinds or compressed) and not options.hybrid_manager:
             what = "compressed caches" if compressed else "recurrent layers"
             raise KvplanError(f"vLLM needs its hybrid KV cache manager for {what}: leave it on")
-        parallel = options.parallel
-        if parallel.dcp > 1:
-            if parallel.tp % parallel.dcp:
-                raise KvplanError(f"--dcp {parallel.dcp} does not divide --tp {parallel.tp}")
+        check_heads(model, options.parallel.tp, "vLLM")
+        if options.parallel.dcp > 1:
             if kinds - set(GROWING) or compressed:
                 raise KvplanError("--dcp works on full and latent attention only, this model has other layers too")
+            _check_dcp(model, options)
         dtype = resolve_dtype(model, options, (*FORMATS, *LATENT_SLOTS))
         if dtype == "fp8" and model.ref.model_type in IGNORE_FP8:
             dtype = model.dtype
         return VllmLayout(model, options, dtype, stored_as(model, dtype))
+
+
+def _check_dcp(model: Model, options: EstimateOptions) -> None:
+    """Raise KvplanError where ranks that share a sequence's tokens would not all hold the same heads."""
+    tp, dcp = options.parallel.tp, options.parallel.dcp
+    if tp % dcp:
+        raise KvplanError(f"--dcp {dcp} does not divide --tp {tp}")
+    heads = max((group.cache.heads for group in grouped(model) if group.cache.kind == "full"), default=1)
+    if tp < dcp * heads:
+        raise KvplanError(
+            f"--dcp {dcp} with --tp {tp} and {heads} KV heads: vLLM refuses it, since only ranks that hold copies of a "
+            f"head can share its tokens: --tp {dcp * heads} at least"
+        )
 
 
 ENGINE = VllmEngine()
