@@ -95,6 +95,8 @@ def test_ticks_are_round_in_the_unit_that_is_printed() -> None:
         ("ratio", False, 0.0, 0.41): ["0", "10 %", "20 %", "30 %", "40 %"],
         ("s", False, 0.0, 3600.0): ["0", "20 min", "40 min", "60 min"],
         ("s", True, 1.0, 604800.0): ["1 s", "1 min", "1 h", "1 d"],
+        ("s", True, 0.021, 0.4): ["50 ms", "100 ms", "200 ms"],  # not the one power of ten between them
+        ("s", True, 15.0, 400.0): ["20 s", "30 s", "1 min", "2 min", "5 min"],
         ("length", True, 512.0, 131072.0): ["1k", "4k", "16k", "64k"],
         ("bytes_per_s", False, 0.0, 54e9): ["0", "10 GB/s", "20 GB/s", "30 GB/s", "40 GB/s", "50 GB/s"],
     }
@@ -351,3 +353,16 @@ def test_a_bar_of_characters_is_in_proportion(ascii: bool) -> None:
     assert sum(role == "main" for _, role in cells) == 40
     over = Stack(title="", unit="bytes", parts=(Part(name="a", value=2.0, role="main"),), limit=1.0)
     assert plot.bar(over, 10, ascii)[5][1] == "danger", "the limit is marked where the bar exceeds it"
+
+
+def test_a_step_of_characters_holds_until_the_next_x() -> None:
+    step = Plot(
+        x=Axis(title="x", unit="count", domain=(0.0, 10.0)),
+        y=Axis(title="y", unit="count", domain=(0.0, 1.0)),
+        series=(Series(name="s", points=((0.0, 0.0), (5.0, 1.0), (10.0, 1.0)), style="step"),),
+    )
+    rows = [row.partition("|")[2] for row in lines(step, 60, 9, ascii=True)[:9]]
+    middle = len(rows[0]) // 2
+    assert abs(rows[-1].rindex("*") - middle) <= 1, "low up to the next x"
+    assert abs(rows[0].index("*") - middle) <= 1, "and high from there"
+    assert all(row.count("*") == 1 for row in rows[1:-1]), "with nothing but an upright line between"

@@ -20,6 +20,7 @@ from kvplan import cli
 from kvplan.documents import Machine, PolicyRun, Residency, ResidencyPolicy, ResidentModel
 from kvplan.errors import KvplanError, LimitError
 from kvplan.files import dump, parse, wrap
+from kvplan.page import Figure, Plot
 from kvplan.report import html, markdown, sections
 from kvplan.residency import policies, read_log, read_models, residency, with_host_memory
 from kvplan.resident.costs import cold_load_s, kv_restore_s, shared_memory, units, warm_load_s
@@ -705,3 +706,15 @@ def test_a_count_with_no_place_beside_what_is_pinned_says_so() -> None:
         assert "# 1 at once has no place beside what is pinned: serve embed outside it" in made.config[name]
     roomy = residency(replace(machine, memory_bytes=300 * GB), models, log((0, 0, 1)), asked)
     assert not any("no place beside" in text for text in roomy.config.values())
+
+
+def test_a_lane_of_the_timeline_falls_to_the_ground_only_where_a_model_is_unloaded() -> None:
+    """Loading, busy and ready follow each other; the lane of a model that is never evicted stays above the ground."""
+    made = residency(SMALL, [A, B], log((1, 0, 5), (20, 0, 5), (40, 1, 1)), TWO)
+    blocks = [block for section in sections(wrap(made)).sections for block in section.blocks]
+    [figure] = [block for block in blocks if isinstance(block, Figure) and block.name == "residency"]
+    [plot] = figure.charts
+    assert isinstance(plot, Plot)
+    [lane] = [one for one in plot.series if one.name == "a"]
+    ground = lane.points[0][1]
+    assert min(y for x, y in lane.points if 1 < x < lane.points[-1][0]) > ground

@@ -220,6 +220,8 @@ def _timeline(data: Residency, run: PolicyRun) -> tuple[Section, ...]:
 def _lane(name: str, lane: float, spans: Sequence[ResidencySpan], end: float, colour: Colour) -> Series:
     points = [(0.0, lane)]
     for span in sorted((span for span in spans if span.model == name), key=lambda span: span.from_s):
+        if points[-1][0] == span.from_s:
+            points.pop()  # it goes on from one state to the next, and was not unloaded in between
         points += [(span.from_s, lane + HEIGHTS[span.state]), (min(span.to_s, end), lane)]
     return Series(name=name, points=(*points, (end, points[-1][1])), role=colour, style="step")
 
@@ -236,6 +238,7 @@ def _waiting(runs: Sequence[PolicyRun]) -> tuple[Section, ...]:
         for run, colour in zip(runs, COLOURS, strict=False)
         if run.wait_percentiles_s
     ]
+    more = [run.policy.name for run in runs[len(COLOURS) :] if run.wait_percentiles_s]
     drawn = [one.points for one in series]
     longest = max((points[-1][0] for points in drawn), default=0.0)
     if not longest:
@@ -250,6 +253,7 @@ def _waiting(runs: Sequence[PolicyRun]) -> tuple[Section, ...]:
         reading=(
             "Higher and further left is better, of the requests served; it begins at the share that did not wait."
             + (f" The longest, {show_duration(longest)}, is not shown." if cut else "")
+            + (f" Not drawn: {', '.join(more)}." if more else "")
         ),
         alt=f"Distribution of waits, the longest {show_duration(longest)}; percentiles are in the table by model.",
         charts=(Plot(x=x, y=y, series=tuple(series)),),

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from kvplan.page import Axis, Plot, Role, Rule, Stack
+from kvplan.page import Axis, Plot, Role, Rule, Series, Stack
 from kvplan.render import scales
 
 Cell = tuple[str, Role | None]
@@ -73,7 +73,7 @@ def draw(plot: Plot, width: int, height: int, ascii: bool) -> list[list[Cell]]:
     for series in plot.series:
         dots = [
             (fraction(x, xs, plot.x.log) * (across - 1), (1 - fraction(y, ys, plot.y.log)) * (down - 1))
-            for x, y in scales.visible(series.points, plot)
+            for x, y in _corners(series, scales.visible(series.points, plot))
         ]
         for point in dots:
             canvas.dot(round(point[0]), round(point[1]), series.role)
@@ -88,6 +88,13 @@ def draw(plot: Plot, width: int, height: int, ascii: bool) -> list[list[Cell]]:
         for row, cells in enumerate(canvas.rows())
     ]
     return [*body, *_x_axis(plot.x, xs, margin, canvas.width, ascii)]
+
+
+def _corners(series: Series, points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points of a line; those of a step with the corner before each, as a step holds until the next x."""
+    if series.style != "step":
+        return points
+    return [*points[:1], *(point for (_, y), end in pairwise(points) for point in ((end[0], y), end))]
 
 
 def _text(text: str, role: Role | None = "muted") -> list[Cell]:

@@ -38,6 +38,10 @@ ROUND_TIMES = tuple(
     )
     for number in numbers
 )
+_FINE_SECONDS = (
+    *(number * 10.0**exponent for exponent in range(-6, 0) for number in (1, 2, 5)),
+    *(value for value, _ in ROUND_TIMES),
+)
 _LOG_NAMES = {60.0: "1 min", 3600.0: "1 h", 86400.0: "1 d", 3e6: "5 w", 3e7: "1 y"}
 
 
@@ -110,7 +114,8 @@ def ticks(domain: tuple[float, float], axis: Axis) -> list[tuple[float, str]]:
 
 def _log_ticks(low: float, high: float, unit: Unit) -> list[float]:
     if unit == "s":
-        return _thin([value for value in _SECONDS if low <= value <= high])
+        marks = [value for value in _SECONDS if low <= value <= high]
+        return _thin(marks if len(marks) > 2 else [value for value in _FINE_SECONDS if low <= value <= high])
     base = 2 if unit in ("bytes", "length") else 10
     first, last = math.ceil(math.log(low, base) - 1e-9), math.floor(math.log(high, base) + 1e-9)
     exponents = list(range(first, last + 1))
