@@ -599,3 +599,25 @@ def test_a_window_without_a_prompt_and_hits_of_an_unknown_whole_are_said_so() ->
     alone = report.markdown(report.sections(files.wrap(pair("kvbm"))), "figures")[0]
     row = next(line for line in alone.splitlines() if "any tier below the GPU" in line)
     assert [cell.strip() for cell in row.split("|")][2:5] == ["unknown", "15,680", "unknown"]
+
+
+@pytest.mark.parametrize("rest", ["", "vllm:prefix_cache_hits_total NaN\n"])
+def test_a_counter_that_one_page_alone_has_gained_nobody_knows_what(rest: str) -> None:
+    """Not zero: what is known of a count is two readings of it."""
+    page = "vllm:prefix_cache_queries_total {}\nvllm:num_requests_running 1\n"
+    seen = observe(Taken(recording(page.format(1000) + "vllm:prefix_cache_hits_total 900\n", page.format(2000) + rest)))
+    assert (seen.hit_ratio, seen.prompt_tokens, seen.hits) == (None, None, ())
+    assert "hits-zero" not in codes(seen)
+    assert any("hits_total can be read on one page alone" in one.text for one in seen.findings)
+    assert "These pages do not tell them." in report.markdown(report.sections(files.wrap(seen)), "figures")[0]
+
+
+def test_what_a_cut_second_page_lacks_is_not_known() -> None:
+    before, after = ((PAGES / f"vllm_cpu_{when}.txt").read_text() for when in ("before", "after"))
+    cut = after[: after.index("vllm:prefix_cache_queries_total{") + 40]
+    seen = observe(Taken(recording(before, cut)))
+    assert "page-cut" in codes(seen)
+    assert (seen.prompt_tokens, seen.hit_ratio, seen.hits) == (None, None, ())
+    assert "No prompt came" not in report.markdown(report.sections(files.wrap(seen)), "figures")[0]
+    one_round_later = observe(Taken(recording(before, after, cut)))  # what was seen until then stands
+    assert one_round_later.hit_ratio == observe(Taken(recording(before, after))).hit_ratio

@@ -101,7 +101,10 @@ def _silent(watch: Watch, recording: Recording) -> str | None:
 
 
 def _most_there(picks: Sum, recording: Recording) -> float | None:
-    """The most that any of `picks` gained; None where none is on a page. Some are older names of the same count."""
+    """The most that any of `picks` gained; None where none is on a page, or what one gained cannot be told. Some are
+    older names of the same count."""
+    if any(recording.has(pick) and recording.untold(pick) for pick in picks):
+        return None
     there = [value for pick in picks if (value := recording.increase((pick,))) is not None]
     return max(there) if there else None
 
@@ -128,8 +131,12 @@ def lost(system: System, losses: Sequence[tuple[Loss, TierLoss]]) -> list[Findin
 def missing(system: System, recording: Recording) -> list[Finding]:
     """Metrics that this system always has and that no page shows, with what there is under a name like it."""
     findings = []
+    cut = any(page is not None and page.cut for track in recording.tracks for page in track.pages)  # which is said
     for pick in system.needed:
         if recording.has(pick):
+            if pick.names[0].endswith("_total") and recording.untold(pick) and not cut:
+                text = f"{system.title}: {pick.names[0]} can be read on one page alone: what it gained is not known"
+                findings.append(Finding(severity="warning", code="metric-missing", text=text))
             continue
         near = _near(pick.names[0], recording)
         text = f"{system.title}: no page has {pick.names[0]}" + (f"; alike: {', '.join(near)}" if near else "")

@@ -66,8 +66,9 @@ def serving(system: System, recording: Recording, names: Iterable[str]) -> Servi
 
 
 def hit_row(system: System, recording: Recording, tier: str) -> rows.Hits | None:
-    """The first of a tier's rows whose metrics are on the pages."""
-    return next((row for row in system.hits if row.tier == tier and recording.has(*row.hits, *row.of)), None)
+    """The first of a tier's rows whose metrics are on the pages, and tell what was gained if any does."""
+    rows = [row for row in system.hits if row.tier == tier and recording.has(*row.hits, *row.of)]
+    return next((row for row in rows if not any(map(recording.untold, (*row.hits, *row.of)))), next(iter(rows), None))
 
 
 def hits(system: System, recording: Recording) -> tuple[TierHits, ...]:
@@ -78,15 +79,17 @@ def hits(system: System, recording: Recording) -> tuple[TierHits, ...]:
         if row is None:
             continue
         hit, of = _whole(recording.increase(row.hits)), _whole(recording.increase(row.of))
+        if hit is None or (row.of and of is None):
+            continue  # its metrics are on pages that tell no gain
         asked = _whole(recording.increase(row.asked)) if recording.has(*row.asked) and row.asked else None
         if tier == "all" or hit or asked or recording.series(row.hits[0]):
             found.append(
                 TierHits(
                     system=system.name,
                     tier=row.tier,
-                    hit_tokens=hit or 0,
+                    hit_tokens=hit,
                     of_tokens=of,
-                    hit_ratio=min(1.0, (hit or 0) / of) if of else None,
+                    hit_ratio=min(1.0, hit / of) if of else None,
                     asked_tokens=asked,
                     formula=f"{_group(row.hits)} / {_group(row.of)}",
                     note=row.note,

@@ -85,8 +85,9 @@ class Recording:
     # -------------------------------------------------------------------------------------------- counters
 
     def steps(self, picks: Sum) -> list[float] | None:
-        """What the sum of `picks` gained in each interval between rounds; None where one of them is on no page."""
-        if not picks or not self.has(*picks):
+        """What the sum of `picks` gained in each interval between rounds; None where one of them is on no page, or on
+        pages that tell no gain (see `untold`)."""
+        if not picks or not self.has(*picks) or any(map(self.untold, picks)):
             return None
         total = [0.0] * (self.rounds - 1)
         for pick in picks:
@@ -95,9 +96,18 @@ class Recording:
         return total
 
     def increase(self, picks: Sum) -> float | None:
-        """What the sum of `picks` gained over all rounds; None where one of them is on no page."""
+        """What the sum of `picks` gained over all rounds; None as in `steps`."""
         steps = self.steps(picks)
         return None if steps is None else math.fsum(steps)
+
+    def untold(self, pick: Pick) -> bool:
+        """Whether a pick is there and what it gained is not: none of its series can be held against another reading of
+        it, or one cannot because the other page is cut. Then nothing is known, which is not that nothing happened.
+        """
+        rows = self.series(pick)
+        lacking = [one for one in rows if not _told(one.values, self._whole[one.track])]
+        cut = any(page is not None and page.cut for one in lacking for page in self.tracks[one.track].pages)
+        return bool(lacking) and (cut or len(lacking) == len(rows))
 
     def _gains(self, pick: Pick) -> list[list[float]]:
         gains = [(one, self._gained(one)) for one in self.series(pick)]
@@ -169,6 +179,12 @@ def gains(values: Sequence[float | None], whole: Sequence[bool]) -> list[float]:
             gained[moment - 1] += value
         before = value
     return gained
+
+
+def _told(values: Sequence[float | None], whole: Sequence[bool]) -> bool:
+    """Whether at least one gain of a counter is known: two readings, or one after a complete page without it."""
+    first = next(moment for moment, value in enumerate(values) if value is not None)
+    return any(whole[:first]) or sum(value is not None for value in values) > 1
 
 
 def _falls(values: Sequence[float | None]) -> list[int]:

@@ -166,6 +166,8 @@ def _hits(seen: Observation) -> Section:
         (parts.table("tier|>hits|>hit tokens|>of|->asked of this tier|counted by|-`made of", rows),) if rows else ()
     )
     reading = "Shares of all prompt tokens, so tiers of one system add up." if rows else ""
+    if not rows and not notes:
+        reading = "These pages do not tell them."
     text = (Text(text="; ".join(notes) + "."),) if notes else ()
     return Section(name="hits", heading="Hits by tier", reading=reading, blocks=(*blocks, *text), first=True)
 
