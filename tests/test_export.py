@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import records
@@ -16,13 +17,27 @@ from hypothesis import given as always
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from kvplan.documents import EngineSettings, Export, Plan
+from kvplan.catalog import gpu
+from kvplan.documents import (
+    EngineSettings,
+    EstimateOptions,
+    Export,
+    LlamaCppOptions,
+    ModelRef,
+    Parallel,
+    Plan,
+    Policy,
+)
 from kvplan.engines.configs import SYSTEMS, emit, recognised, refusal, tiers_of
 from kvplan.engines.configs.common import Asked, Given, taken
+from kvplan.engines.configs.given import served
 from kvplan.engines.configs.source import Source
 from kvplan.errors import KvplanError, LimitError, UsageError
+from kvplan.estimate import estimate
 from kvplan.export import check, export
-from kvplan.files import dump
+from kvplan.files import dump, wrap
+from kvplan.model import load_model
+from kvplan.plan import make
 from kvplan.units import GB, GiB, MiB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -174,7 +189,7 @@ def test_names_from_outside_stay_one_word_of_the_command() -> None:
     given = wanted(model="a b'; touch owned #")
     for name in ("vllm", "sglang", "llama.cpp"):
         (command,) = Source("x", texts(name, given)[f"{'llama-server' if name == 'llama.cpp' else name}.sh"]).commands
-        assert "a b'; touch owned #" in command.words
+        assert ("GGUF-OF-" * (name == "llama.cpp")) + "a b'; touch owned #" in command.words
 
 
 # ------------------------------------------------------------------------------------------------ refusals
@@ -676,3 +691,65 @@ def test_a_manifest_is_asked_for_beside_the_system_that_runs_in_it() -> None:
     with pytest.raises(UsageError, match="no system is called 'k8s'") as unknown:
         export(plan, "k8s")
     assert f"(known: {', '.join(WRITTEN)})" in str(unknown.value)
+
+
+# ------------------------------------------------------------------------------- what the bytes were counted with
+
+
+def planned_with(name: str, **options: object) -> Plan:
+    """The sample plan for another estimate, made for the engine that it names."""
+    facts = load_model("llama-3.1-8b")
+    found = estimate(facts, EstimateOptions(engine=name, **options))  # type: ignore[arg-type]
+    policy = Policy(engine=name, forbid_disk=True)
+    return make(wrap(found), samples.workload(), samples.probe(), gpu("h100-80gb"), policy)
+
+
+def words_of(plan: Plan, system: str) -> list[str]:
+    return " ".join(one.text for one in export(plan, system).parts).replace("\\\n", " ").split()
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "expected"),
+    [
+        ("vllm", {"max_model_len": 16_384}, ["--max-model-len 16384"]),
+        ("vllm", {"parallel": Parallel(tp=16, dcp=2)}, ["--decode-context-parallel-size 2"]),
+        ("vllm", {"kv_dtype": "fp8"}, ["--kv-cache-dtype fp8"]),
+        ("sglang", {"max_model_len": 16_384, "block_tokens": 64}, ["--context-length 16384", "--page-size 64"]),
+        ("tensorrt-llm", {"max_model_len": 16_384, "kv_dtype": "fp8"}, ["max_seq_len: 16384", "dtype: fp8"]),
+        (
+            "llama.cpp",
+            {"llama_cpp": LlamaCppOptions(ctx_size=32_768, slots=4, type_k="q8_0")},
+            ["--ctx-size 32768", "--parallel 4", "--cache-type-k q8_0", "--cache-type-v f16", "--model GGUF-OF-"],
+        ),
+    ],
+)
+def test_flags_say_what_the_estimate_was_counted_with(
+    engine: str, options: dict[str, object], expected: list[str]
+) -> None:
+    told = " ".join(words_of(planned_with(engine, **options), engine))
+    plain = " ".join(words_of(planned_with(engine), engine))
+    for one in expected:
+        assert one in told
+        assert one not in plain or one.startswith("--model")
+
+
+def test_a_preset_says_the_context_too() -> None:
+    plan = planned_with("llama.cpp", llama_cpp=LlamaCppOptions(ctx_size=32_768, slots=4))
+    preset = export(plan, "llama.cpp-router").parts[0].text
+    assert "ctx-size = 32768\nparallel = 4\n" in preset
+
+
+@pytest.mark.parametrize(
+    ("name", "source", "expected"),
+    [
+        ("/models/llama/config.json", "path", "/models/llama"),
+        ("configs/my-llama.json", "path", "FOLDER-OR-HUB-ID-OF-my-llama"),
+        ("config.json", "path", "FOLDER-OR-HUB-ID-OF-config"),
+        ("/models/llama", "path", "/models/llama"),
+        ("meta-llama/Llama-3.1-8B", "catalogue", "meta-llama/Llama-3.1-8B"),
+        ("a.gguf", "gguf", "a.gguf"),
+    ],
+)
+def test_no_engine_is_told_to_serve_a_config_file(name: str, source: Literal["path"], expected: str) -> None:
+    model = ModelRef(id=name, source=source, model_type="llama", config_sha256="")
+    assert served(model) == expected

@@ -35,9 +35,11 @@ class Given:
 
     `latent`: the model keeps one latent for all heads, so every rank holds the same bytes and one rank stores them.
     `block_bytes` are those of one engine block on one rank, `gpu_bytes` the cache that the GPUs of one replica hold.
-    `beside_bytes` is host memory of one replica beside the tier. `share` and `ttl_s` are the plan's policy. `on_host`
-    replicas share the host that `machine` describes; `disk_free_bytes` are free in the folder at `disk_path`, of which
-    an earlier cache holds `disk_own_bytes` more. None is unknown.
+    `max_model_len` is the longest sequence to accept (None: the model's own); `slots` of llama.cpp share a context of
+    `context_tokens`, keys and values in `cache_types`. `beside_bytes` is host memory of one replica beside the tier.
+    `share` and `ttl_s` are the plan's policy. `on_host` replicas share the host that `machine` describes;
+    `disk_free_bytes` are free in the folder at `disk_path`, of which an earlier cache holds `disk_own_bytes` more. None
+    is unknown.
     """
 
     host_bytes: int
@@ -50,7 +52,12 @@ class Given:
     model: str = "MODEL"
     tp: int | None = None
     pp: int = 1
+    dcp: int = 1
     kv_dtype: str = "auto"
+    max_model_len: int | None = None
+    context_tokens: int | None = None
+    slots: int | None = None
+    cache_types: tuple[str, str] | None = None
     block_bytes: int | None = None
     gpu_bytes: int = 0
     beside_bytes: int | None = None

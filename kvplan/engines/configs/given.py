@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kvplan.documents import Budgets, EngineSettings, Estimate, Policy, Probe
+from pathlib import PurePath
+
+from kvplan.documents import Budgets, EngineSettings, Estimate, ModelRef, Policy, Probe
 from kvplan.engines.configs.common import Given
 
 _NOT_BESIDE = ("KV cache", "free", "headroom", "system")
@@ -24,10 +26,15 @@ def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets:
         block_tokens=settings.block_tokens,
         utilization=settings.utilization,
         disk_path=settings.disk_path,
-        model=estimate.model.id,
+        model=served(estimate.model),
         tp=estimate.parallel.tp,
         pp=estimate.parallel.pp,
+        dcp=estimate.parallel.dcp,
         kv_dtype=estimate.kv_dtype,
+        max_model_len=estimate.max_model_len,
+        context_tokens=_count(estimate, "n_ctx"),
+        slots=_count(estimate, "n_seq_max"),
+        cache_types=_cache_types(estimate),
         block_bytes=block or None,
         gpu_bytes=budgets.gpu.usable_bytes,
         beside_bytes=sum(beside) if budgets.host.items else None,
@@ -39,6 +46,24 @@ def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets:
         disk_free_bytes=drives[0].free_bytes if drives else None,
         disk_own_bytes=policy.disk_own_bytes,
     )
+
+
+def served(model: ModelRef) -> str:
+    """What an engine is told to serve: its name, or a placeholder where only a config file is known."""
+    path = PurePath(model.id)
+    if model.source != "path" or path.suffix != ".json":
+        return model.id
+    return str(path.parent) if path.name == "config.json" and path.parent.name else f"FOLDER-OR-HUB-ID-OF-{path.stem}"
+
+
+def _count(estimate: Estimate, name: str) -> int | None:
+    value = estimate.engine_view.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _cache_types(estimate: Estimate) -> tuple[str, str] | None:
+    keys, values = (estimate.engine_view.get(name) for name in ("type_k", "type_v"))
+    return (keys, values) if isinstance(keys, str) and isinstance(values, str) else None
 
 
 def keeps_latent(estimate: Estimate) -> bool:

@@ -35,9 +35,26 @@ def emit(given: Given) -> Emission:
     """The server's command. Without a tier the cache is turned off: 8 GiB are the default."""
     sizes = (_knob("--cache-ram", given.host_bytes // MiB, 1),)
     found = tuple(_conditions(given))
-    words = [("llama-server",), ("--model", given.model), ("--cache-ram", sizes[0].written)]
+    words: list[tuple[str, ...]] = [("llama-server",), ("--model", _file(given)), *_context(given)]
+    words.append(("--cache-ram", sizes[0].written))
     text = command(words, notes(FLOOR, sizes, found))
     return Emission(floor=FLOOR, parts=(part(SCRIPT, "shell", text),), knobs=sizes, findings=found)
+
+
+def _file(given: Given) -> str:
+    """llama.cpp loads GGUF files alone; another name can only say which file is wanted."""
+    return given.model if given.model.endswith(".gguf") or given.model == "MODEL" else f"GGUF-OF-{given.model}"
+
+
+def _context(given: Given) -> Iterator[tuple[str, str]]:
+    """The context that the plan's GPU memory was counted with; without it the server takes the model's own."""
+    if given.context_tokens:
+        yield "--ctx-size", str(given.context_tokens)
+    if given.slots:
+        yield "--parallel", str(given.slots)
+    if given.cache_types and given.cache_types != ("f16", "f16"):
+        yield "--cache-type-k", given.cache_types[0]
+        yield "--cache-type-v", given.cache_types[1]
 
 
 def emit_router(given: Given) -> Emission:
@@ -47,13 +64,14 @@ def emit_router(given: Given) -> Emission:
         *_conditions(given),
         finding("info", "one-cache-a-model", "every loaded model has a cache of this size: --models-max bounds them"),
     )
-    name = "".join(ch for ch in given.model if ch.isprintable() and ch not in "[]")
+    name = "".join(ch for ch in _file(given) if ch.isprintable() and ch not in "[]")
     lines = [
         *(f"; {note}" for note in notes(ROUTER_FLOOR, (), found)),
         "version = 1",
         "",
         f"[{name}]",
         f"model = {name}",
+        *(f"{flag.removeprefix('--')} = {value}" for flag, value in _context(given)),
         f"; {says(sizes[0])}",
         f"cache-ram = {sizes[0].written}",
     ]

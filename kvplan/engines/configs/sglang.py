@@ -41,6 +41,10 @@ def emit(given: Given) -> Emission:
     ]
     if given.pp > 1:
         words.append(("--pp-size", str(given.pp)))
+    if given.block_tokens > 1:
+        words.append(("--page-size", str(given.block_tokens)))
+    if given.max_model_len:
+        words.append(("--context-length", str(given.max_model_len)))
     if given.kv_dtype in _DTYPES:
         words.append(("--kv-cache-dtype", _DTYPES[given.kv_dtype]))
     if not each:

@@ -27,6 +27,7 @@ from kvplan.engines.configs.source import Source, section, whole
 FILE = "extra-llm-api-options.yaml"
 FLOOR = "TensorRT-LLM 1.2 or newer"
 DISK_FLOOR = "TensorRT-LLM 1.3 (release candidates) or newer: 1.2 has no disk_cache_size"
+_DTYPES = ("fp8", "nvfp4")  # others are the model's own
 _HOST, _DISK = "host_cache_size", "disk_cache_size"
 _PREFERRED = "tensor_parallel_size"
 
@@ -42,9 +43,11 @@ def emit(given: Given) -> Emission:
     lines = [
         f"tensor_parallel_size: {given.tp or given.ranks}",
         *([f"pipeline_parallel_size: {given.pp}"] if given.pp > 1 else []),
+        *([f"max_seq_len: {given.max_model_len}"] if given.max_model_len else []),
         "kv_cache_config:",
         "  enable_block_reuse: true",
         f"  tokens_per_block: {given.block_tokens}",
+        *([f"  dtype: {given.kv_dtype}"] if given.kv_dtype in _DTYPES else []),
         f"  free_gpu_memory_fraction: {given.utilization:g}  # of what weights and activations leave free",
         f"  # {says(sizes[0])}",
         f"  {_HOST}: {each}",

@@ -43,12 +43,16 @@ def emit(given: Given) -> Emission:
 
 
 def engine_words(given: Given) -> list[tuple[str, ...]]:
-    """What every command for vLLM begins with: model, ranks, memory fraction, block and KV dtype."""
+    """What every command for vLLM begins with: model, ranks, memory fraction, context, block and KV dtype."""
     words: list[tuple[str, ...]] = [("vllm", "serve", given.model)]
     words.append(("--tensor-parallel-size", str(given.tp or given.ranks)))
     if given.pp > 1:
         words.append(("--pipeline-parallel-size", str(given.pp)))
+    if given.dcp > 1:
+        words.append(("--decode-context-parallel-size", str(given.dcp)))
     words.append(("--gpu-memory-utilization", f"{given.utilization:g}"))
+    if given.max_model_len:  # vLLM starts only where one sequence of this length fits
+        words.append(("--max-model-len", str(given.max_model_len)))
     if given.block_tokens in _BLOCKS:  # hybrids work out a longer block of their own
         words.append(("--block-size", str(given.block_tokens)))
     if given.kv_dtype.startswith(_DTYPES):
