@@ -234,7 +234,9 @@ class _Reading:
         from msgspec.structs import replace
 
         names = [system.name for system in self.engines]
-        engines = sum(one.engines for one in data.systems if one.name in names)
+        own = [one for one in data.systems if one.name in names]
+        engines = sum(one.engines for one in own)
+        other = beside.mistaken(plan.data, own) if self.engines[0].engine else ()
         seen = beside.Seen(
             engines=max(1, engines),
             span_s=data.span_s,
@@ -251,7 +253,8 @@ class _Reading:
             configured=data.configured,
             findings=data.findings,
         )
-        return replace(data, beside_plan=beside.checks(plan.data, seen), plan=plan.data.decision)
+        rows = beside.checks(plan.data, seen)
+        return replace(data, beside_plan=rows, plan=plan.data.decision, findings=(*other, *data.findings))
 
     def _started_within(self) -> bool:
         """Whether the caches were about empty when the recording began, or became so during it."""

@@ -11,11 +11,12 @@ import pytest
 import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 from typer.testing import CliRunner
 
 from kvplan import files, report
 from kvplan.cli import app
-from kvplan.documents import Observation, TierHits, TierTransfer
+from kvplan.documents import Observation, ServingSystem, TierHits, TierTransfer
 from kvplan.engines.metrics import SYSTEMS, found, plain
 from kvplan.engines.metrics.system import Pick, pick, total
 from kvplan.errors import KvplanError, UsageError
@@ -621,3 +622,26 @@ def test_what_a_cut_second_page_lacks_is_not_known() -> None:
     assert "No prompt came" not in report.markdown(report.sections(files.wrap(seen)), "figures")[0]
     one_round_later = observe(Taken(recording(before, after, cut)))  # what was seen until then stands
     assert one_round_later.hit_ratio == observe(Taken(recording(before, after))).hit_ratio
+
+
+def test_a_plan_of_another_engine_or_model_is_said_to_be_one() -> None:
+    plan = samples.plan()
+    own = observe(saved([PAGES / f"vllm_tiers_{when}.txt" for when in ("before", "after")], 600.0), plan)
+    assert "plan-engine" not in codes(own)
+    assert plan.data.inputs.estimate.data.model.id in next(f.text for f in own.findings if f.code == "plan-model")
+    other = observe(saved([PAGES / f"sglang_{when}.txt" for when in ("before", "after")], 600.0), plan)
+    assert "the plan is for vllm and the pages are of SGLang" in other.findings[0].text
+    layer = observe(saved([PAGES / f"lmcache_server_{when}.txt" for when in ("before", "after")], 600.0), plan)
+    assert not {"plan-engine", "plan-model"} & set(codes(layer)), "a layer below the engine is no engine"
+
+
+@pytest.mark.parametrize(
+    ("served", "alike"), [("Llama-3.1-8B-Instruct", True), ("llama-3.1-8b", True), ("qwen3", False), ("x/", False)]
+)
+def test_names_that_may_be_one_model(served: str, alike: bool) -> None:
+    plan = samples.plan().data
+    model = replace(plan.inputs.estimate.data.model, id="meta-llama/Llama-3.1-8B")
+    estimate = replace(plan.inputs.estimate, data=replace(plan.inputs.estimate.data, model=model))
+    plan = replace(plan, inputs=replace(plan.inputs, estimate=estimate))
+    engine = ServingSystem(name="vllm", title="vLLM", engines=1, models=(served,))
+    assert [one.code for one in beside.mistaken(plan, [engine])] == ([] if alike else ["plan-model"])

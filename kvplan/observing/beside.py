@@ -6,7 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvplan.documents import Configured, Finding, Plan, PlanCheck, TierHits, TierTransfer, Waiting, Workload
+from kvplan.documents import (
+    Configured,
+    Finding,
+    Plan,
+    PlanCheck,
+    ServingSystem,
+    TierHits,
+    TierTransfer,
+    Waiting,
+    Workload,
+)
 from kvplan.units import GiB, show_bytes, show_duration, show_percent, show_tokens
 
 _HITS, _SIZE, _RATE = 0.05, 0.05, 0.25  # how far figures may lie apart and agree: points, and shares of the planned
@@ -47,6 +57,26 @@ def checks(plan: Plan, seen: Seen) -> tuple[PlanCheck, ...]:
     """Every figure that both sides have."""
     rows = [*_sizes(plan, seen), *_traffic(plan, seen), *_links(plan, seen), *_times(plan, seen)]
     return (*_ratios(plan, seen, rows), *rows)
+
+
+def mistaken(plan: Plan, engines: Sequence[ServingSystem]) -> Iterator[Finding]:
+    """Whether the plan may be another server's: another engine is, another name of the model may be."""
+    planned = plan.policy.engine
+    others = [one.title for one in engines if one.name != planned]
+    if planned != "none" and others and len(others) == len(engines):
+        text = f"the plan is for {planned} and the pages are of {', '.join(others)}: its figures are another engine's"
+        yield Finding(severity="warning", code="plan-engine", text=text)
+    model = plan.inputs.estimate.data.model.id
+    served = sorted({name for one in engines for name in one.models})
+    if served and not any(_alike(name, model) for name in served):
+        text = f"the pages name the model {', '.join(served)} and the plan is for {model}: is that the same one?"
+        yield Finding(severity="info", code="plan-model", text=text)
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two names may be one model's: its last part in both, or in one a beginning of it."""
+    a, b = ("".join(filter(str.isalnum, name.rsplit("/", 1)[-1].lower())) for name in (one, other))
+    return bool(a and b) and (a in b or b in a)
 
 
 def _check(what: str, unit: str, planned: float, observed: float, within: float, why: Sequence[str] = ()) -> PlanCheck:
