@@ -26,7 +26,7 @@ from kvplan.errors import UsageError
 from kvplan.progress import Progress, silent
 from kvplan.simulation import rates, remarks, setup, shocks
 from kvplan.simulation.loops import OPEN, check
-from kvplan.simulation.schedule import schedule_of
+from kvplan.simulation.schedule import schedule_for, schedule_of
 from kvplan.simulation.setup import Options
 from kvplan.simulation.summary import summarise
 from kvplan.simulation.variants import arm_of, fault_of, loop_of, output_rule
@@ -66,6 +66,7 @@ def run(
     count = len(requests.time_s) if limit is None else min(limit, len(requests.time_s))
     subject = setup.subject_of(plan, requests.block_tokens, options or Options())
     shocks.check(faults, subject.engine, loop, count)
+    setup.check_arms(subject.engine, arms)
     engine, played = subject.engine, [*subject.arms, *arms]
     names = [arm.name for arm in played]
     if len(set(names)) < len(names):
@@ -95,6 +96,7 @@ def run(
             *remarks.of_results(results),
             *remarks.of_log(requests),
             *remarks.of_plan(plan, requests, count),
+            *remarks.of_answers(engine, requests, count),
             *remarks.of_faults(faults, span, loop),
             *remarks.of_loop(requests, loop, after),
         ),
@@ -112,7 +114,7 @@ def play(
     loop: Loop = OPEN,
 ) -> ArmResult:
     """One arm of one schedule on one engine."""
-    schedule = schedule_of(requests, rate_scale, limit, arm.share, loop, engine.output_blocks == "reuse")
+    schedule = schedule_for(engine, requests, arm, rate_scale, limit, loop)
     world = World(shocks.shocked(schedule, faults), engine, arm, faults)
     world.play(progress)
     return summarise(world)

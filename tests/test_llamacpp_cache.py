@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import takewhile
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,13 +129,13 @@ class Tokens:
             self.kept.remove(best)
 
     def serve(self, prompt: list[object], answer: list[object]) -> int:
-        chosen, best = None, 0.0
+        chosen, best, size = None, np.float32(0), np.float32(len(prompt))
         for place, held in enumerate(self.slots):
-            similar = self.lcp(held, prompt) / len(prompt)
-            if held and similar > best and similar > 0.1:
+            similar = np.float32(self.lcp(held, prompt)) / size
+            if held and similar > best and similar > np.float32(0.1):
                 chosen, best = place, similar
         if chosen is not None:
-            update = best * len(prompt) / len(self.slots[chosen]) < 0.5
+            update = best * size / np.float32(len(self.slots[chosen])) < 0.5
         else:
             chosen = max(p for p in range(len(self.slots)) if self.used[p] == min(self.used))
             update = True

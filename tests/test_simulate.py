@@ -393,7 +393,7 @@ def test_an_arm_is_read() -> None:
 
 def test_a_plan_gives_the_engine_its_link_and_its_cost() -> None:
     plan = samples.plan().data
-    engine, evidence = setup.engine_of(plan, 512, simulate.Options())
+    engine, evidence = setup.model_of(plan, 512, simulate.Options())
     host_row = next(row for row in plan.break_even if row.tier == "host")
     assert engine.host_link
     load = engine.host_link.latency_s + host_row.prefix_tokens * 131_072 / engine.host_link.load_bytes_per_s
@@ -551,7 +551,7 @@ def test_no_more_kv_cache_is_played_than_the_gpus_have_room_for() -> None:
     beside = sum(item.bytes for item in gpu.items if item.name in ("weights", "engine overhead"))
     assert setup.room_for_kv(plan) == gpu.limit_bytes - beside >= gpu.usable_bytes
     over = replace(plan, budgets=replace(plan.budgets, gpu=replace(gpu, usable_bytes=3 * gpu.limit_bytes)))
-    engine, _ = setup.engine_of(over, 512, simulate.Options())
+    engine, _ = setup.model_of(over, 512, simulate.Options())
     assert engine.kv_tokens == (gpu.limit_bytes - beside) // 131_072
     log = replace(conversations(5, 1.0), block_tokens=512)
     said = {one.code: one.text for one in simulate.run(over, log).findings}
@@ -581,7 +581,7 @@ def test_prompts_longer_than_the_model_reads_are_said() -> None:
 )
 def test_an_engine_that_could_not_run_is_refused(options: simulate.Options, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        setup.engine_of(samples.plan().data, 512, options)
+        setup.model_of(samples.plan().data, 512, options)
 
 
 def test_a_target_of_no_time_is_refused() -> None:

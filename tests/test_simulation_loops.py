@@ -226,8 +226,8 @@ def test_a_prefix_that_the_same_step_computes_is_hit_where_the_engine_names_bloc
     world.play()
     late = World(schedule_of(log, 1.0, None), ENGINE, OFF)
     late.play()
-    assert [sum(one.hits) for one in late.requests] == [0, 16, 16]
-    assert [sum(one.hits) for one in world.requests] == [0, 20, 20]
+    assert [sum(one.hits) for one in late.requests] == [0, 16 * BLOCK, 16 * BLOCK]
+    assert [sum(one.hits) for one in world.requests] == [0, 20 * BLOCK, 20 * BLOCK]
 
 
 def test_a_log_of_text_says_itself_which_blocks_its_answers_fill() -> None:
@@ -248,7 +248,7 @@ def test_a_log_of_text_says_itself_which_blocks_its_answers_fill() -> None:
     reuse = replace(ENGINE, output_blocks="reuse")
     world = World(schedule_of(told, 1.0, None, names_output=True), reuse, OFF, watch=books_balance)
     world.play()
-    assert [sum(one.hits) for one in world.requests] == [0, 2, 3]
+    assert [sum(one.hits) for one in world.requests] == [0, 2 * BLOCK, 3 * BLOCK]
 
 
 def test_answers_that_come_back_are_stored_with_the_prompt() -> None:

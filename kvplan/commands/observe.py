@@ -108,9 +108,10 @@ def observe(
 def _monitoring(folder: Path, systems: list[str], selector: str, plan: Document[Plan] | None) -> tuple[Path, Path]:
     """Write both files; without systems named, for the plan's engine, or for all."""
     from kvplan import observe as stage
+    from kvplan.engines.profiles import engine_of
     from kvplan.files import make_folder, write_atomically
 
-    chosen = systems or ([plan.data.policy.engine] if plan is not None else [])
+    chosen = systems or ([engine_of(plan.data)] if plan is not None else [])
     board, rules = stage.monitoring(chosen, selector, None if plan is None else plan.data)
     make_folder(folder)
     paths = folder / "kvplan-dashboard.json", folder / "kvplan-alerts.yaml"

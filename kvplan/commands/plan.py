@@ -46,6 +46,15 @@ def planned(
     return wrap(made)
 
 
+def _engine(documents: list[Document[Any]], asked: str | None) -> str:
+    """The engine to plan for. Raises UsageError where the estimate holds the cache in another one."""
+    estimate = next((one.data for one in documents if one.kind == "kvplan.estimate"), None)
+    known = estimate.engine if estimate is not None and estimate.engine != "none" else None
+    if asked and known and asked != known:
+        raise UsageError(f"--engine {asked}: the estimate is for {known}; estimate with --engine {asked}")
+    return asked or known or "vllm"
+
+
 def profiled_for(
     inputs: list[Document[Any]], requests: Requests, gpus: Sequence[str | None], policy: Policy, listen: Progress
 ) -> list[Document[Any]]:
@@ -109,7 +118,9 @@ def plan(
         list[Path], typer.Argument(metavar="DOCUMENT…", help="estimate, workload and probe documents.")
     ],
     gpu: Gpu = None,
-    engine: Annotated[str, typer.Option(help="Engine to plan for.")] = "vllm",
+    engine: Annotated[
+        str | None, typer.Option(help="Engine to plan for, where the estimate names none.", show_default="vllm")
+    ] = None,
     limits: Limits,
     prices: PricesFile = None,
     what_if: WhatIf = None,
@@ -129,7 +140,9 @@ def plan(
     from kvplan.files import load
 
     expect(output)
-    document = planned([load(path) for path in documents], gpu, limits.policy(engine), prices, what_if, against)
+    inputs = [load(path) for path in documents]
+    policy = limits.policy(_engine(inputs, engine))
+    document = planned(inputs, gpu, policy, prices, what_if, against)
     if emit is None:
         answer(document, as_json=as_json, output=output, quiet=quiet)
     else:

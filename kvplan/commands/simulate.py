@@ -48,7 +48,16 @@ def simulate(
     output_blocks: Annotated[
         str | None, typer.Option(metavar="RULE", help="Blocks of answers: forget, keep (take room) or reuse.")
     ] = None,
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of one step.")] = 8192,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="llama.cpp: slots, each with its part of the cells (--parallel)."),
+    ] = None,
+    kv_unified: Annotated[
+        bool, typer.Option("--kv-unified", help="llama.cpp: slots share the cells, as 4 do without --slots.")
+    ] = False,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of one step: 8,192, for llama.cpp 2,048.", show_default=False)
+    ] = None,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests in the engine at once.")] = 256,
     memory_rate: Annotated[
         str | None, typer.Option(metavar="RATE", help="The GPU's memory rate, where the catalogue lacks it.")
@@ -79,6 +88,8 @@ def simulate(
         memory_bytes_per_s=opt("--memory-rate", memory_rate, parse_rate),
         kv_tokens=opt("--kv-tokens", kv_tokens, parse_tokens),
         output_blocks=opt("--output-blocks", output_blocks, stage.output_rule),
+        slots=slots,
+        kv_unified=kv_unified,
     )
     with progress(quiet) as listen:
         requests = reading.requests(log, listen)

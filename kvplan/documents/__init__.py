@@ -436,6 +436,9 @@ from kvplan.documents.simulation import (
     Slice as Slice,
 )
 from kvplan.documents.simulation import (
+    Slots as Slots,
+)
+from kvplan.documents.simulation import (
     Spread as Spread,
 )
 from kvplan.documents.simulation import (

@@ -72,6 +72,21 @@ class LinkModel(msgspec.Struct, frozen=True, kw_only=True):
     latency_s: Seconds = 0.0
 
 
+class Slots(msgspec.Struct, frozen=True, kw_only=True):
+    """An engine that keeps whole prompts in `count` slots instead of blocks: llama.cpp.
+
+    A sequence has at most `context_tokens`. With `unified` all slots share the engine's cells, else each has its part.
+    A slot is taken for what it shares with a prompt if that is more than `similarity` of the prompt. With `save_idle`
+    idle slots are copied to the host tier whenever a request starts.
+    """
+
+    count: Annotated[int, msgspec.Meta(ge=1)]
+    context_tokens: Tokens
+    unified: bool = False
+    similarity: Ratio = 0.1
+    save_idle: bool = True
+
+
 class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     """One replica as the simulation sees it. Tiers and links move `tier_bytes_per_token`, of all ranks together.
 
@@ -79,7 +94,8 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     decoding * `kv_s_per_token` seconds, with t0, a and b of recomputing. `output_blocks` says what becomes of the full
     blocks of answers: free at once (forget), cached until their turn comes, with nobody to ask for them (keep), or
     cached under the names that the log's next prompt has for them, which is an upper bound (reuse). With
-    `same_step_hits` a request may use blocks that the step it begins in is about to compute.
+    `same_step_hits` a request may use blocks that the step it begins in is about to compute. With `slots` there is no
+    cache of blocks: `kv_tokens` are the cells of all slots, and blocks only name what prompts have in common.
     """
 
     kv_tokens: Tokens
@@ -98,6 +114,7 @@ class EngineModel(msgspec.Struct, frozen=True, kw_only=True):
     same_step_hits: bool = False
     host_link: LinkModel | None = None
     disk_link: LinkModel | None = None
+    slots: Slots | None = None
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from kvplan.documents import Estimate, Finding
+from kvplan.documents import Estimate, Finding, Plan
 from kvplan.errors import KvplanError
 from kvplan.units import GB, GiB, KiB, MiB
 
@@ -260,13 +260,24 @@ _LAYERS = {
 }
 
 
+def engine_of(plan: Plan) -> str:
+    """The engine that a plan is for: its estimate's, or where that is engine-free its policy's."""
+    return engine_between(plan.inputs.estimate.data.engine, plan.policy.engine)
+
+
+def engine_between(estimated: str, asked: str) -> str:
+    """The estimate's engine rules; the policy's where the estimate is engine-free."""
+    return asked if estimated == "none" else estimated
+
+
 def whole_prompt_cache(engine: str) -> tuple[Finding, ...]:
     """What to know of figures that are of a cache of blocks, where the engine keeps whole prompts instead."""
     if not profile(engine).whole_prompts:
         return ()
     text = (
-        f"{engine} keeps whole prompts in slots and has no cache of blocks, for which these hits are: against a real "
-        "server they were 12 and 22 points too high (docs/live.md). Take them as an upper bound, and measure"
+        f"{engine} keeps whole prompts in slots and has no cache of blocks, for which these hits are: an upper bound, "
+        "12 and 22 points above a real server's in docs/live.md. `kvplan simulate` plays its slots: take the hits "
+        "from there"
     )
     return (Finding(severity="warning", code="whole-prompt-cache", text=text),)
 

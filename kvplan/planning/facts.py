@@ -21,7 +21,7 @@ from kvplan.documents import (
     Provenance,
     Workload,
 )
-from kvplan.engines.profiles import Profile, profile, whole_prompt_cache
+from kvplan.engines.profiles import Profile, engine_between, profile, whole_prompt_cache
 from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand
 from kvplan.planning.curves import Curves, curves_of
@@ -128,7 +128,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
     """Resolve every input. Raises KvplanError for what a plan cannot do without."""
     estimate, workload, probe, gpu = inputs.estimate, inputs.workload, inputs.probe, inputs.gpu
     data, host = estimate.data, probe.data if probe else None
-    rules = profile(data.engine if data.engine != "none" else policy.engine, policy.offload)
+    rules = profile(engine_between(data.engine, policy.engine), policy.offload)
     machine, differs = _machine(host, policy)
     gpus, replicas = data.parallel.gpus, policy.replicas * data.parallel.dp
     if not gpus or not replicas:
@@ -249,7 +249,7 @@ def _gpu_total(
 
 def _kv_stated(estimate: Estimate) -> bool:
     """Whether the estimate was made for a stated cache size, so that weights and overhead are already outside."""
-    return estimate.memory is not None and estimate.memory.total_bytes is None
+    return estimate.memory is not None and estimate.memory.usable_bytes is None
 
 
 def _utilization(estimate: Estimate, rules: Profile, policy: Policy) -> float:
@@ -369,7 +369,7 @@ def _on_host(probe: Probe | None, policy: Policy, replicas: int, gpus: int) -> i
 
 
 def _assumptions(estimate: Estimate, policy: Policy) -> list[Finding]:
-    findings = [*whole_prompt_cache(policy.engine)]
+    findings = [*whole_prompt_cache(engine_between(estimate.engine, policy.engine))]
     if estimate.engine == "none":
         text = f"the estimate is engine-free: its bytes carry no block rounding or replication of {policy.engine}"
         findings.append(Finding(severity="warning", code="engine-free-bytes", text=text))

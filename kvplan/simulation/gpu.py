@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
+from kvplan.simulation.books import Books
+
 ABSENT, COMING, READY = 0, 1, 2
 
 
@@ -31,6 +33,11 @@ class GpuCache:
         self.hit: set[int] = set()  # blocks that are there and were hit since they came
         self.never_hit = 0  # of those removed
         self.full_at: float | None = None
+
+    @property
+    def used(self) -> int:
+        """Blocks of room taken."""
+        return self.capacity - self.free
 
     def room(self, used_anyway: Iterable[int] = ()) -> int:
         """Blocks that could be had, given that the cached ones of `used_anyway` are about to be used."""
@@ -134,3 +141,16 @@ class GpuCache:
         self.private = 0
         self.free = self.capacity
         self.version += 1
+
+    def books(self) -> Books:
+        """What came, what left and why, what is cached."""
+        return Books(
+            capacity=self.capacity,
+            blocks=len(self.cached),
+            inserted=self.inserted,
+            removed=self.removed,
+            refused={},
+            never_hit=self.never_hit,
+            kept_never_hit=len(self.cached.keys() - self.hit),
+            full_at=self.full_at,
+        )

@@ -28,17 +28,22 @@ class Hierarchy:
         self.stored = stored
         self.host = self._tier(arm.host_bytes, arm.admission)
         self.disk = self._tier(arm.disk_bytes, arm.disk_admission)
-        host = _link(model.host_link, "host") if self.host or self.disk else None
+        host = link_of(model.host_link, "host") if self.host or self.disk else None
         rate = arm.host_link_bytes_per_s
         self.up = Fifo(rate or host.load_bytes_per_s, host.latency_s) if host else None
         self.down = Fifo(rate or host.store_bytes_per_s, host.latency_s) if host else None
-        disk = _link(model.disk_link, "disk") if self.disk else None
+        disk = link_of(model.disk_link, "disk") if self.disk else None
         self.read = Fifo(disk.load_bytes_per_s, disk.latency_s) if disk else None
         self.write = Fifo(disk.store_bytes_per_s, disk.latency_s) if disk else None
         self.loads: set[Load] = set()
         self.failing = 0.0
         self.failed_loads = 0
         self.dice = random.Random(1)
+
+    @property
+    def stores(self) -> tuple[Tier | None, Tier | None]:
+        """Host and disk."""
+        return self.host, self.disk
 
     def _tier(self, size: int, admission: str) -> Tier | None:
         blocks = size // self.block_bytes
@@ -156,7 +161,8 @@ def _generation(tier: Tier | None) -> int:
     return tier.generation if tier is not None else 0
 
 
-def _link(link: LinkModel | None, name: str) -> LinkModel:
+def link_of(link: LinkModel | None, name: str) -> LinkModel:
+    """The link. Raises KvplanError where its rates are unknown."""
     if link is None:
         raise KvplanError(
             f"an arm has a {name} tier, and the rate of its link is unknown: plan with a probe of the target host"

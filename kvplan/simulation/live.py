@@ -66,7 +66,7 @@ class Live:
         self.owned: list[int] = []
         self.hold: Hold | None = None
         self.private = 0
-        self.hits = (0, 0, 0)  # blocks from GPU, host, disk at first admission
+        self.hits = (0, 0, 0)  # tokens from GPU, host, disk at first admission
         self.admitted_at: float | None = None
         self.loading_since: float | None = None
         self.loaded_at: float | None = None

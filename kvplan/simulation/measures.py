@@ -29,15 +29,10 @@ def ttfts(requests: Iterable[Live]) -> list[float]:
     return [one.first_token_at - one.arrived_at for one in requests if one.first_token_at is not None]
 
 
-def hit_tokens(request: Live, block_tokens: int) -> int:
-    """Input tokens that a request did not have to compute when it was first admitted."""
-    return sum(request.hits) * block_tokens
-
-
-def hit_ratio(admitted: Sequence[Live], block_tokens: int) -> float:
-    """Hit tokens over input tokens of requests that were admitted."""
+def hit_ratio(admitted: Sequence[Live]) -> float:
+    """Input tokens that requests did not have to compute when they were first admitted, over all of theirs."""
     inputs = sum(one.input_tokens for one in admitted)
-    return sum(hit_tokens(one, block_tokens) for one in admitted) / inputs if inputs else 0.0
+    return sum(sum(one.hits) for one in admitted) / inputs if inputs else 0.0
 
 
 def curve(values: Iterable[float]) -> tuple[Quantile, ...]:

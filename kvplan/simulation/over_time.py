@@ -7,19 +7,18 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from kvplan.documents import Phase, Slice
-from kvplan.simulation.gpu import GpuCache
+from kvplan.simulation.books import Books
 from kvplan.simulation.live import Live
 from kvplan.simulation.measures import hit_ratio, spread, ttfts
-from kvplan.simulation.tiers import Tier
 from kvplan.simulation.world import Held, World
 
 SLICES = 10
 MOMENTS = 40
 
 
-def full_at(tiers: Sequence[GpuCache] | Sequence[Tier]) -> float | None:
+def full_at(books: Sequence[Books]) -> float | None:
     """When the first of these gave up a block for room."""
-    return min((tier.full_at for tier in tiers if tier.full_at is not None), default=None)
+    return min((one.full_at for one in books if one.full_at is not None), default=None)
 
 
 def slices(world: World, admitted: Sequence[Live], count: int) -> tuple[Slice, ...]:
@@ -34,7 +33,7 @@ def slices(world: World, admitted: Sequence[Live], count: int) -> tuple[Slice, .
         Slice(
             from_s=start,
             requests=len(part),
-            hit_ratio=hit_ratio(part, world.model.block_tokens),
+            hit_ratio=hit_ratio(part),
             ttft_p90_s=times.p90 if (times := spread(ttfts(part))) else None,
             host_bytes=end.host * block_bytes,
             host_removed_bytes=(end.host_removed - begin.host_removed) * block_bytes,
@@ -61,8 +60,8 @@ def _held(world: World, times: Sequence[float]) -> list[Held]:
 
 def phases(world: World, admitted: Sequence[Live]) -> tuple[Phase, ...]:
     """From the cold start until the largest tier is full, from there on, and after each fault."""
-    hosts = [one.tiers.host for one in world.replicas if one.tiers.host is not None]
-    full = full_at(hosts) if hosts else full_at([one.gpu for one in world.replicas])
+    largest = world.stores()[0] or [one.store for one in world.replicas]
+    full = full_at([one.books() for one in largest])
     last = max((one.arrived_at for one in world.requests), default=0.0)
     starts = [(0.0, "cold")] + ([] if full is None else [(full, "full")])
     for fault in world.faults:
@@ -78,7 +77,7 @@ def phases(world: World, admitted: Sequence[Live]) -> tuple[Phase, ...]:
                 name=name,
                 from_s=start,
                 requests=len(part),
-                hit_ratio=hit_ratio(part, world.model.block_tokens),
+                hit_ratio=hit_ratio(part),
                 ttft_p50_s=times.p50 if times else None,
                 ttft_p90_s=times.p90 if times else None,
             )

@@ -14,9 +14,8 @@ from msgspec.structs import replace
 from kvplan.documents import Arm, EngineModel, LoadPoint, RatePoint, Requests, SustainableRate
 from kvplan.errors import KvplanError
 from kvplan.progress import Progress
-from kvplan.simulation.loops import OPEN
 from kvplan.simulation.measures import curve, quantile, ttfts
-from kvplan.simulation.schedule import schedule_of
+from kvplan.simulation.schedule import schedule_for
 from kvplan.simulation.summary import summarise
 from kvplan.simulation.world import World
 
@@ -31,7 +30,7 @@ class Paced:
     def __init__(self, requests: Requests, engine: EngineModel, arm: Arm, limit: int) -> None:
         self.engine = engine
         self.arm = arm
-        self.base = schedule_of(requests, 1.0, limit, arm.share, OPEN, engine.output_blocks == "reuse")
+        self.base = schedule_for(engine, requests, arm, 1.0, limit)
         self.count, span = len(self.base.times), self.base.times[-1]
         if not span:
             raise KvplanError("the schedule spans no time, so it has no rate: play more requests")

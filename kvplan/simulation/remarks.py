@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvplan.documents import ArmResult, EngineModel, Fault, Finding, Loop, Plan, Requests
-from kvplan.engines.profiles import whole_prompt_cache
+from kvplan.engines.profiles import engine_of, profile
 from kvplan.simulation.loops import Turn
 from kvplan.simulation.setup import assumed_stores, room_for_kv
-from kvplan.units import show_bytes, show_duration
+from kvplan.units import show_bytes, show_duration, show_tokens
 
 SATURATED = 0.97
 
@@ -23,8 +23,8 @@ def of_results(results: Sequence[ArmResult]) -> tuple[Finding, ...]:
     unfit = max(result.cancelled.get("does not fit", 0) for result in results)
     if unfit:
         text = (
-            f"{parts_of(unfit, results[0].submitted)} longer than the whole KV cache of a replica: turned away in "
-            "every arm, and in no figure but the count of completed"
+            f"{parts_of(unfit, results[0].submitted)} longer than what one request may have of the KV cache: turned "
+            "away in every arm, and in no figure but the count of completed"
         )
         findings.append(Finding(severity="warning", code="does-not-fit", text=text))
     lost = [one.arm.name for one in results[:1] if one.sustainable and one.sustainable.requests_per_s is None]
@@ -92,7 +92,7 @@ def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[F
         ),
     )
     named = [Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds]
-    named += whole_prompt_cache(policy.engine)
+    named += _without_blocks(plan) if profile(engine_of(plan)).whole_prompts else []
     for tier in assumed_stores(plan):
         text = (
             f"no clean store to the {tier} tier was measured: it is played as storing as fast as it loads, which is "
@@ -100,6 +100,34 @@ def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[F
         )
         named.append(Finding(severity="warning", code="store-rate-assumed", text=text))
     return tuple(named)
+
+
+def _without_blocks(plan: Plan) -> list[Finding]:
+    """What a plan for an engine with slots asks for and cannot have."""
+    cases = (
+        (plan.budgets.disk.usable_bytes > 0, "no-disk-tier", "the plan's disk tier is left out: llama.cpp has none"),
+        (
+            plan.policy.ttl_s is not None,
+            "no-ttl",
+            "the plan's time to live is left out: llama.cpp drops nothing by age",
+        ),
+    )
+    return [Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds]
+
+
+def of_answers(engine: EngineModel, requests: Requests, count: int) -> tuple[Finding, ...]:
+    """Answers that a slot's context has no room for."""
+    if engine.slots is None:
+        return ()
+    room = engine.slots.context_tokens - requests.input_tokens[:count]
+    cut = int(((room > 0) & (requests.output_tokens[:count] > room)).sum())
+    if not cut:
+        return ()
+    text = (
+        f"{parts_of(cut, count)} cut in the answer: prompt and answer together are longer than a slot's context of "
+        f"{show_tokens(engine.slots.context_tokens)} tokens"
+    )
+    return (Finding(severity="warning", code="answers-cut", text=text),)
 
 
 def of_faults(faults: Sequence[Fault], span_s: float, loop: Loop) -> tuple[Finding, ...]:

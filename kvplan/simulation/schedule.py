@@ -6,12 +6,20 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from kvplan.documents import Loop, Requests
+from kvplan.documents import Arm, EngineModel, Loop, Requests
 from kvplan.errors import KvplanError
 from kvplan.simulation.loops import OPEN, answers, turns
 from kvplan.simulation.world import Schedule
 
 Share: TypeAlias = Literal["all", "tenant", "none"]
+
+
+def schedule_for(
+    engine: EngineModel, requests: Requests, arm: Arm, rate_scale: float, limit: int | None, loop: Loop = OPEN
+) -> Schedule:
+    """The schedule as one engine sees it in one arm: slots compare whole prompts, a paged cache its full blocks."""
+    names_output, partial = engine.output_blocks == "reuse", engine.slots is not None
+    return schedule_of(requests, rate_scale, limit, arm.share, loop, names_output, partial)
 
 
 def schedule_of(
@@ -21,12 +29,14 @@ def schedule_of(
     share: Share = "all",
     loop: Loop = OPEN,
     names_output: bool = False,
+    partial: bool = False,
 ) -> Schedule:
     """The first `limit` requests, arriving `rate_scale` times as fast as logged.
 
     Whoever must not share gets blocks of its own: each tenant (requests that name none are one), or each request. In a
     closed loop of sessions the scale is for first turns alone: people do not think faster. `names_output` says which
-    blocks answers become. Raises KvplanError for a log without time stamps (clients need none), blocks or requests.
+    blocks answers become, `partial` keeps the block that a prompt only begins. Raises KvplanError for a log without
+    time stamps (clients need none), blocks or requests.
     """
     count = len(requests.time_s) if limit is None else min(limit, len(requests.time_s))
     if not count:
@@ -53,7 +63,7 @@ def schedule_of(
     return Schedule(
         times=(times / rate_scale).tolist(),
         sizes=list(zip(inputs, requests.output_tokens[:count].tolist(), strict=True)),
-        paths=paths,
+        paths=[names[starts[r] : starts[r + 1]] for r in range(count)] if partial else paths,
         sessions=requests.session[:count].tolist(),
         unique=unique,
         block_tokens=size,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from kvplan.catalog import gpu as catalogue_gpu
-from kvplan.documents import Arm, EngineModel, Evidence, LinkModel, Loop, ModelRef, Plan, Prefill, Provenance
+from kvplan.documents import Arm, EngineModel, Evidence, LinkModel, Loop, ModelRef, Plan, Prefill, Provenance, Slots
+from kvplan.engines.profiles import engine_of, profile
 from kvplan.errors import KvplanError, UsageError
 from kvplan.units import show_duration, show_rate, show_tokens
 
@@ -25,18 +27,22 @@ NOT_MODELLED = (
 _ANSWERS = "reuse of generated tokens before a later prompt of the log brings them back under its own ids"
 _OPEN = "clients that wait for an answer before they ask again: arrivals stay where the log has them"
 _SAME_STEP = ("vllm",)  # names a block when the step that fills it is planned
-_KEEPS_OUTPUT = ("vllm", "sglang", "tensorrt-llm")  # their prefix caches hold answers like prompts
+_KEEPS_OUTPUT = ("vllm", "sglang", "tensorrt-llm", "llama.cpp")  # they hold answers like prompts
+_BATCHED_TOKENS, _SLOTS_BATCHED_TOKENS = 8192, 2048  # of a step: usual on large GPUs; llama-server's --batch-size
+_SLOTS = 4  # of llama-server where --parallel says nothing; they share their cells then
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What the plan does not say: the step's limits, and the memory rate of a GPU that the catalogue lacks."""
 
-    max_num_batched_tokens: int = 8192
+    max_num_batched_tokens: int | None = None
     max_num_seqs: int = 256
     memory_bytes_per_s: float | None = None
     kv_tokens: int | None = None
     output_blocks: Literal["forget", "keep", "reuse"] | None = None
+    slots: int | None = None
+    kv_unified: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +59,7 @@ class Subject:
 def subject_of(plan: Plan | EngineModel, block_tokens: int, options: Options) -> Subject:
     """A plan's engine and arms, or an engine given by its figures. Raises KvplanError where they do not go together."""
     if not isinstance(plan, EngineModel):
-        engine, evidence = engine_of(plan, block_tokens, options)
+        engine, evidence = model_of(plan, block_tokens, options)
         model = plan.inputs.estimate.data.model
         return Subject(engine=engine, evidence=evidence, arms=default_arms(plan), band=band(plan.prefill), model=model)
     if plan.block_tokens != block_tokens:
@@ -73,7 +79,7 @@ def not_modelled(engine: EngineModel, loop: Loop) -> tuple[str, ...]:
     return (*NOT_MODELLED, *answers, *((_OPEN,) if loop.kind == "open" else ()))
 
 
-def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineModel, tuple[Evidence, ...]]:
+def model_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineModel, tuple[Evidence, ...]]:
     """The replica that a plan describes. Raises KvplanError naming what it lacks."""
     estimate, prefill = plan.inputs.estimate.data, plan.prefill
     per_token = max(1, estimate.kv.offload_bytes_per_token)
@@ -82,6 +88,8 @@ def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMo
     rate, rate_from, rate_source = _memory_rate(plan, options.memory_bytes_per_s)
     weights = estimate.weights.bytes_per_gpu if estimate.weights else 0
     tokens = _kv_tokens(plan, per_gpu * gpus, block_tokens, options)
+    slots = _slots(plan, tokens, options)
+    step_tokens = _SLOTS_BATCHED_TOKENS if slots else _BATCHED_TOKENS
     model = EngineModel(
         kv_tokens=tokens,
         block_tokens=block_tokens,
@@ -91,14 +99,15 @@ def engine_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMo
         b_s_per_token_sq=prefill.b_s_per_token_sq,
         weights_s=weights / rate,
         kv_s_per_token=per_gpu / rate,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens or step_tokens,
+        max_num_seqs=slots.count if slots else options.max_num_seqs,
         replicas=plan.policy.replicas * max(1, estimate.parallel.dp),
         routing=plan.policy.routing,
-        output_blocks=options.output_blocks or ("keep" if estimate.engine in _KEEPS_OUTPUT else "forget"),
-        same_step_hits=estimate.engine in _SAME_STEP,
+        output_blocks=options.output_blocks or ("keep" if engine_of(plan) in _KEEPS_OUTPUT else "forget"),
+        same_step_hits=engine_of(plan) in _SAME_STEP,
         host_link=_link(plan, "host", per_token),
-        disk_link=_link(plan, "disk", per_token),
+        disk_link=None if slots else _link(plan, "disk", per_token),
+        slots=slots,
     )
     memory = _evidence("GPU memory rate", show_rate(rate), rate_from, rate_source)
     return model, (*_evidences(plan, model, prefill, options), memory)
@@ -124,6 +133,41 @@ def _kv_tokens(plan: Plan, bytes_per_token: int, block_tokens: int, options: Opt
     return tokens
 
 
+def _slots(plan: Plan, tokens: int, options: Options) -> Slots | None:
+    """The slots of an engine that keeps whole prompts: as asked for, else those of llama-server's own defaults."""
+    engine = engine_of(plan)
+    if not profile(engine).whole_prompts:
+        if options.slots is not None or options.kv_unified:
+            raise UsageError(f"--slots and --kv-unified are llama.cpp's, and the plan is for {engine}")
+        return None
+    if options.output_blocks == "forget":
+        raise UsageError("--output-blocks forget: llama.cpp's slots hold answers too: keep or reuse")
+    unified = options.kv_unified or options.slots is None
+    count = options.slots or _SLOTS
+    each = tokens if unified else tokens // count
+    longest = plan.inputs.estimate.data.model.max_context_tokens
+    return Slots(count=count, unified=unified, context_tokens=min(each, longest or each))
+
+
+def check_arms(engine: EngineModel, arms: Sequence[Arm]) -> None:
+    """Raises UsageError for an arm that asks of slots what they do not have."""
+    if engine.slots is None:
+        return
+    usual = Arm(name="")
+    for arm in arms:
+        asked = (
+            ("disk", arm.disk_bytes != 0),
+            ("policy", arm.policy != usual.policy),
+            ("admission", arm.admission != usual.admission or arm.disk_admission != usual.disk_admission),
+            ("store", arm.store != usual.store),
+            ("ttl", arm.ttl_s is not None),
+            ("in-flight", arm.in_flight != usual.in_flight),
+        )
+        for key, given in asked:
+            if given:
+                raise UsageError(f"--arm {arm.name}: {key} has no meaning for llama.cpp, which keeps whole prompts")
+
+
 def room_for_kv(plan: Plan) -> int:
     """Bytes that the GPUs of one replica have beside what is not KV cache; the budget itself where it has no limit."""
     budget = plan.budgets.gpu
@@ -140,6 +184,7 @@ def _evidence(what: str, value: str, provenance: Provenance, source: str) -> Evi
 def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Options) -> tuple[Evidence, ...]:
     cost = f"{show_duration(prefill.seconds(8192))} for 8,192 tokens"
     limits = f"{model.max_num_batched_tokens:,} tokens a step, {model.max_num_seqs:,} sequences"
+    stated = options.max_num_batched_tokens is not None
     rows = [
         _evidence(
             "KV cache of a replica",
@@ -148,11 +193,22 @@ def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Option
             "--kv-tokens" if options.kv_tokens is not None else "the plan",
         ),
         _evidence("recompute cost", cost, prefill.provenance, prefill.source),
-        _evidence("step limits", limits, "default", "--max-num-batched-tokens and --max-num-seqs"),
+        _evidence(
+            "step limits",
+            limits,
+            "configured" if stated else "default",
+            "--max-num-batched-tokens and --max-num-seqs",
+        ),
     ]
+    if (slots := model.slots) is not None:
+        value = f"{slots.count}, of {show_tokens(slots.context_tokens)} tokens at most, cells "
+        value += "shared by all" if slots.unified else "apart"
+        own = options.slots is None
+        source = "llama-server's own default; --slots" if own else "--slots"
+        rows.append(_evidence("slots", value, "default" if own else "configured", source))
     rules = {"forget": "free at once", "keep": "stay until their turn to go", "reuse": "stay and can be hit"}
     told = options.output_blocks is not None
-    source = "--output-blocks" if told else f"what {plan.inputs.estimate.data.engine} does"
+    source = "--output-blocks" if told else f"what {engine_of(plan)} does"
     rule = rules[model.output_blocks]
     rows.append(_evidence("full blocks of answers", rule, "configured" if told else "default", source))
     assumed = assumed_stores(plan)
@@ -260,6 +316,9 @@ def default_arms(plan: Plan) -> tuple[Arm, ...]:
     """Offload off, and on as the plan recommends (with its largest option where it recommends nothing)."""
     policy = plan.policy
     host, disk = plan.budgets.host.usable_bytes, plan.budgets.disk.usable_bytes
+    if profile(engine_of(plan)).whole_prompts:
+        off, on = Arm(name="off", share=policy.share), Arm(name="on", host_bytes=host, share=policy.share)
+        return (off, on) if host else (off,)
     off = Arm(name="off", ttl_s=policy.ttl_s, share=policy.share)
     if not host and not disk:
         return (off,)

@@ -18,6 +18,8 @@ def check(faults: Sequence[Fault], engine: EngineModel, loop: Loop, requests: in
             raise UsageError(
                 f"--fault client-gone={fault.request}: requests are numbered 0 to {requests + scanned - 1:,}"
             )
+    if engine.slots is not None and any("host" in fault.survives for fault in faults):
+        raise UsageError("--fault restart-keep-host: llama.cpp keeps contexts in its own process: play a restart")
     gone = {int(fault.value) for fault in faults if fault.kind == "worker-gone"}
     if any(number >= engine.replicas for number in gone):
         raise UsageError(f"--fault worker-gone: replicas are numbered 0 to {engine.replicas - 1}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from kvplan.documents import ArmResult, TierUse
 from kvplan.simulation import over_time
 from kvplan.simulation.links import Fifo
 from kvplan.simulation.live import DONE, Live
-from kvplan.simulation.measures import hit_tokens, spread, ttfts
-from kvplan.simulation.tiers import Tier
+from kvplan.simulation.measures import hit_ratio, spread, ttfts
+from kvplan.simulation.stepping import Store
 from kvplan.simulation.world import World
 
 
@@ -19,7 +20,6 @@ def summarise(world: World) -> ArmResult:
     requests = world.requests
     admitted = [one for one in requests if one.admitted_at is not None]
     inputs = sum(one.input_tokens for one in admitted)
-    hits = sum(hit_tokens(one, world.model.block_tokens) for one in admitted)
     first = requests[0].arrived_at if requests else 0.0
     span = max((one.ended_at or 0.0 for one in requests), default=0.0) - first
     replicas = world.replicas
@@ -29,7 +29,7 @@ def summarise(world: World) -> ArmResult:
         completed=sum(one.state == DONE for one in requests),
         cancelled=dict(sorted(Counter(one.cause for one in requests if one.cause).items())),
         input_tokens=inputs,
-        hit_ratio=hits / inputs if inputs else 0.0,
+        hit_ratio=hit_ratio(admitted),
         ttft=spread(ttfts(requests)),
         queue_wait=spread(one.admitted_at - one.arrived_at for one in requests if one.admitted_at is not None),
         load_wait=spread(
@@ -57,57 +57,50 @@ def _share(part: float, whole: float) -> float:
 
 
 def _tiers(world: World, admitted: list[Live], span: float) -> tuple[TierUse, ...]:
-    size = world.model.block_tokens
-    gpus = [one.gpu for one in world.replicas]
-    used = [
-        TierUse(
-            tier="gpu",
-            capacity_blocks=sum(gpu.capacity for gpu in gpus),
-            hit_tokens=sum(one.hits[0] for one in admitted) * size,
-            blocks=sum(len(gpu.cached) for gpu in gpus),
-            inserted_blocks=sum(gpu.inserted for gpu in gpus),
-            removed_blocks=_total(gpu.removed for gpu in gpus),
-            refused_blocks={},
-            removed_never_hit_blocks=sum(gpu.never_hit for gpu in gpus),
-            kept_never_hit_blocks=sum(len(gpu.cached.keys() - gpu.hit) for gpu in gpus),
-            full_at_s=over_time.full_at(gpus),
-        )
-    ]
     below = [one.tiers for one in world.replicas]
-    host = [one.host for one in below if one.host is not None]
-    disk = [one.disk for one in below if one.disk is not None]
-    if host:
-        loads, stores = [one.up for one in below], [one.down for one in below]
-        used.append(_tier("host", host, sum(one.hits[1] for one in admitted) * size, (loads, stores), span))
-    if disk:
-        loads, stores = [one.read for one in below], [one.write for one in below]
-        used.append(_tier("disk", disk, sum(one.hits[2] for one in admitted) * size, (loads, stores), span))
+    hosts, disks = world.stores()
+    used = [_tier("gpu", [one.store for one in world.replicas], _hit(admitted, 0), ([], []), span)]
+    if hosts:
+        links = [one.up for one in below], [one.down for one in below]
+        used.append(_tier("host", hosts, _hit(admitted, 1), links, span))
+    if disks:
+        links = [one.read for one in below], [one.write for one in below]
+        used.append(_tier("disk", disks, _hit(admitted, 2), links, span))
     return tuple(used)
 
 
+def _hit(admitted: list[Live], place: int) -> int:
+    return sum(one.hits[place] for one in admitted)
+
+
 def _tier(
-    name: str, tiers: list[Tier], hits: int, links: tuple[list[Fifo | None], list[Fifo | None]], span: float
+    name: Literal["gpu", "host", "disk"],
+    stores: Sequence[Store],
+    hits: int,
+    links: tuple[Sequence[Fifo | None], Sequence[Fifo | None]],
+    span: float,
 ) -> TierUse:
-    loads, stores = ([link for link in some if link is not None] for some in links)
+    loads, fills = ([link for link in some if link is not None] for some in links)
+    books = [store.books() for store in stores]
     return TierUse(
-        tier="host" if name == "host" else "disk",
-        capacity_blocks=sum(tier.capacity for tier in tiers),
+        tier=name,
+        capacity_blocks=sum(one.capacity for one in books),
         hit_tokens=hits,
-        blocks=sum(len(tier.used_at) for tier in tiers),
-        inserted_blocks=sum(tier.inserted for tier in tiers),
-        removed_blocks=_total(tier.removed for tier in tiers),
-        refused_blocks=_total(tier.refused for tier in tiers),
-        removed_never_hit_blocks=sum(tier.never_hit for tier in tiers),
-        kept_never_hit_blocks=sum(len(tier.used_at.keys() - tier.hit) for tier in tiers),
-        full_at_s=over_time.full_at(tiers),
+        blocks=sum(one.blocks for one in books),
+        inserted_blocks=sum(one.inserted for one in books),
+        removed_blocks=_total(one.removed for one in books),
+        refused_blocks=_total(one.refused for one in books),
+        removed_never_hit_blocks=sum(one.never_hit for one in books),
+        kept_never_hit_blocks=sum(one.kept_never_hit for one in books),
+        full_at_s=over_time.full_at(books),
         loaded_bytes=sum(link.moved_bytes for link in loads),
-        stored_bytes=sum(link.moved_bytes for link in stores),
-        load_busy_ratio=_share(sum(link.busy_s for link in loads), span * len(tiers)),
-        store_busy_ratio=_share(sum(link.busy_s for link in stores), span * len(tiers)),
+        stored_bytes=sum(link.moved_bytes for link in fills),
+        load_busy_ratio=_share(sum(link.busy_s for link in loads), span * len(stores)),
+        store_busy_ratio=_share(sum(link.busy_s for link in fills), span * len(stores)),
     )
 
 
-def _total(counters: Iterable[Counter[str]]) -> dict[str, int]:
+def _total(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
     whole: Counter[str] = Counter()
     for one in counters:
         whole.update(one)

@@ -10,6 +10,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol
 
+from kvplan.simulation.books import Books
+
 
 class Order(Protocol):
     """Which block goes next."""
@@ -254,3 +256,16 @@ class Tier:
         self.generation += 1
         if closed:
             self.capacity = 0
+
+    def books(self) -> Books:
+        """What came, what left and why, what is there."""
+        return Books(
+            capacity=self.capacity,
+            blocks=len(self.used_at),
+            inserted=self.inserted,
+            removed=self.removed,
+            refused=self.refused,
+            never_hit=self.never_hit,
+            kept_never_hit=len(self.used_at.keys() - self.hit),
+            full_at=self.full_at,
+        )

@@ -14,6 +14,8 @@ from kvplan.progress import Progress, silent
 from kvplan.simulation.live import DONE, GONE, Live
 from kvplan.simulation.loops import Turn
 from kvplan.simulation.replica import Replica
+from kvplan.simulation.slots import SlotReplica
+from kvplan.simulation.stepping import Stepper, Store
 
 SAMPLES = 240  # of what tiers hold, over the schedule
 
@@ -105,11 +107,14 @@ class World:
         self.occupancy: list[Held] = []
         self.gone: set[int] = set()  # replicas that left for good
         self.homes: OrderedDict[int, int] = OrderedDict()
-        self.replicas = [
-            Replica(model, arm, schedule.unique, self.at, self.next_event, self._left) for _ in range(model.replicas)
-        ]
+        self.replicas = [self._replica(schedule.unique) for _ in range(model.replicas)]
         for fault in faults:
             self.at(fault.at_s, self._fault, (fault,))
+
+    def _replica(self, blocks: int) -> Stepper:
+        if self.model.slots is not None:
+            return SlotReplica(self.model, self.model.slots, self.arm, self.at, self.next_event, self._left)
+        return Replica(self.model, self.arm, blocks, self.at, self.next_event, self._left)
 
     def at(self, when: float, call: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         """Have `call(when, *arguments)` happen."""
@@ -180,17 +185,22 @@ class World:
 
     def held(self, now: float) -> Held:
         """What the tiers hold, all replicas together."""
-        hosts = [one.tiers.host for one in self.replicas if one.tiers.host is not None]
+        hosts, disks = self.stores()
         return Held(
             when=now,
-            host=sum(tier.used for tier in hosts),
-            host_removed=sum(sum(tier.removed.values()) for tier in hosts),
-            disk=sum(one.tiers.disk.used for one in self.replicas if one.tiers.disk is not None),
+            host=sum(one.used for one in hosts),
+            host_removed=sum(sum(one.removed.values()) for one in hosts),
+            disk=sum(one.used for one in disks),
         )
+
+    def stores(self) -> tuple[list[Store], list[Store]]:
+        """The hosts and the disks that there are."""
+        pairs = [one.tiers.stores for one in self.replicas]
+        return [host for host, _ in pairs if host is not None], [disk for _, disk in pairs if disk is not None]
 
     # --------------------------------------------------------------------------------------------- routing
 
-    def _route(self, request: Live) -> Replica:
+    def _route(self, request: Live) -> Stepper:
         count = len(self.replicas)
         if count == 1:
             return self.replicas[0]
