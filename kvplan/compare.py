@@ -61,7 +61,7 @@ def compare(
     checks.on_time(runs, options.max_lag_s)
     pairs = paired(runs, known.sessions if known is not None else None)
     checks.same_work(pairs)
-    findings = _about(runs, pairs, by_answers)
+    findings = [*_about(runs, pairs, by_answers), *_named(runs, known is None and options.resample == "session")]
     pairs = _warm(summary.completed(pairs), options.skip)
     measured = tuple(_measured(run, pairs, row) for row, run in enumerate(runs))
     off, on = (summary.arm(name, measured, pairs, runs) for name in ("off", "on"))
@@ -159,6 +159,22 @@ def _about(runs: Sequence[Run], pairs: Pairs, by_answers: bool) -> list[Finding]
             "taken as none, as servers leave out a zero"
         )
         found.append(Finding(severity="info", code="no-cached-tokens", text=text))
+    return found
+
+
+def _named(runs: Sequence[Run], by_session: bool) -> list[Finding]:
+    """What results do not name alike, or not at all; `by_session`: sessions are drawn and no schedule tells them."""
+    found = []
+    models = list(dict.fromkeys(run.result.model for run in runs if run.result.model is not None))
+    if len(models) > 1:
+        text = f"the arms name different models ({', '.join(models)}): are these two names of the same one?"
+        found.append(Finding(severity="warning", code="models-differ", text=text))
+    if by_session and not all(run.result.names_sessions for run in runs):
+        text = (
+            "the results name no sessions, so each request is drawn alone: intervals are too narrow where requests "
+            "share prompts; --schedule tells sessions"
+        )
+        found.append(Finding(severity="warning", code="no-sessions", text=text))
     return found
 
 

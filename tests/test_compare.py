@@ -701,3 +701,38 @@ def test_damaged_results_are_read_or_refused_in_a_line(
     except KvplanError as error:
         said = str(error)
     assert "\n" not in said
+
+
+def stated(path: Path, rows: Sequence[Row], **more: Any) -> Path:
+    """A result of vllm bench serve that says more of how it was made."""
+    vllm_bench(path, rows)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    return path
+
+
+def test_arms_of_different_paces_are_refused_and_different_names_of_the_model_said(tmp_path: Path) -> None:
+    rows = [row(f"s{n}", ttft_ms=100.0 + n) for n in range(8)]
+    off = stated(tmp_path / "off.json", rows, request_rate="inf", model_id="m")
+    same = compare([off, stated(tmp_path / "same.json", rows, request_rate="inf", model_id="m")], LOOSE)
+    assert "models-differ" not in [finding.code for finding in same.findings]
+    for number, more in enumerate(({"request_rate": 5.0}, {"request_rate": "inf", "max_concurrency": 4})):
+        with pytest.raises(KvplanError, match="different paces \\(request rate inf; request rate"):
+            compare([off, stated(tmp_path / f"{number}.json", rows, **more)], LOOSE)
+    other = compare([off, stated(tmp_path / "other.json", rows, request_rate="inf", model_id="n")], LOOSE)
+    assert "(m, n)" in next(finding.text for finding in other.findings if finding.code == "models-differ")
+
+
+def test_results_without_sessions_say_that_requests_are_drawn_alone(tmp_path: Path) -> None:
+    rows = [row(f"s{n}", ttft_ms=100.0 + n) for n in range(8)]
+    files = [vllm_bench(tmp_path / f"{name}.json", rows) for name in ("off", "on")]
+    assert "no-sessions" in [finding.code for finding in compare(files, LOOSE).findings]
+    asked = Options(resamples=200, resample="request")
+    assert "no-sessions" not in [finding.code for finding in compare(files, asked).findings]
+    named = [aiperf(tmp_path / name, rows) for name in ("off", "on")]
+    assert "no-sessions" not in [finding.code for finding in compare(named, LOOSE).findings]
+
+
+def test_one_result_for_both_arms_is_refused(tmp_path: Path) -> None:
+    one = vllm_bench(tmp_path / "one.json", [row(f"s{n}") for n in range(8)])
+    with pytest.raises(UsageError, match="named for both arms"):
+        compare([one, tmp_path / "." / "one.json"], LOOSE)

@@ -28,6 +28,11 @@ def alike(runs: Sequence[Run], replays: Sequence[Replay]) -> None:
     generators = sorted({run.result.generator for run in runs})
     if len(generators) > 1:
         raise KvplanError(f"{' and '.join(generators)} measure times differently: run both arms with one")
+    paces = list(dict.fromkeys(run.result.pace for run in runs if run.result.pace is not None))
+    if len(paces) > 1:
+        raise KvplanError(
+            f"the arms were sent at different paces ({'; '.join(paces)}): send both with the same options"
+        )
     for one in replays[1:]:
         first = replays[0]
         if one.schedule.sha256 != first.schedule.sha256:
@@ -68,15 +73,15 @@ def lag_p99_s(run: Run) -> float | None:
 def same_work(pairs: Pairs) -> None:
     """Refuse pairs whose prompts or answers differ in length: another length is another amount of work."""
     for what, by_run, cure in (
-        ("prompt", pairs.prompt_tokens, "the runs did not play the same schedule"),
-        ("answer", pairs.output_tokens, "fix the answers' length (ignore_eos and max_tokens) and run again"),
+        ("a prompt", pairs.prompt_tokens, "the runs did not play the same schedule"),
+        ("an answer", pairs.output_tokens, "fix the answers' length (ignore_eos and max_tokens) and run again"),
     ):
         differs = (by_run != by_run[0]).any(axis=0)
         if differs.any():
             at = int(differs.argmax())
             lengths = sorted(set(by_run[:, at].tolist()))
             raise KvplanError(
-                f"{int(differs.sum()):,} of {differs.size:,} requests have a {what} of another length in another run, "
+                f"{int(differs.sum()):,} of {differs.size:,} requests have {what} of another length in another run, "
                 f"the first session {pairs.sessions[at]} turn {pairs.turns[at]} ({' and '.join(map(str, lengths))} "
                 f"tokens): {cure}"
             )

@@ -86,6 +86,7 @@ def read(path: Path, text: bytes) -> Result:
         failed=tuple(f"{n}" for n, _ in enumerate([*made.incomplete, *made.errored])),
         span_s=max(ends) - min(starts) if ends else 0.0,
         lag_s=tuple(lags) if len(lags) == len(records) else (),
+        names_sessions=any(one.info.conversation_id for one in made.successful),
     )
 
 

@@ -29,7 +29,8 @@ class Record:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """A result file. `failed` requests by key, `error` what the first of them said; `lag_s` is how late requests were
-    sent, by request or as the one figure it states (p99).
+    sent, by request or as the one figure it states (p99). `model` and `pace` are what it states of them, and
+    `names_sessions` is False where each request stands for a session as none is named.
     """
 
     name: str
@@ -40,6 +41,9 @@ class Result:
     span_s: float
     lag_s: tuple[float, ...] = ()
     lag_p99_s: float | None = None
+    model: str | None = None
+    pace: str | None = None
+    names_sessions: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

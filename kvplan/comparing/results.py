@@ -55,6 +55,8 @@ def loaded(paths: Sequence[Path]) -> Loaded:
         return _of_manifest(manifest, None)
     if len(paths) != 2:
         raise UsageError(f"{len(paths)} results given: name off and on, or one folder of `kvplan replay run`")
+    if paths[0].resolve() == paths[1].resolve():
+        raise UsageError(f"{paths[0]}: named for both arms: name the result without offload, then the one with it")
     both = [_arm(path, arm) for path, arm in zip(paths, ("off", "on"), strict=True)]
     runs = [run for one in both for run in one.runs]
     begun = [min((record.start_s for record in run.result.records), default=0.0) for run in runs]

@@ -20,6 +20,9 @@ class _Columns(msgspec.Struct):
     start_times: list[float] = []
     errors: list[str] = []
     latencies: list[float] | None = None
+    model_id: str | None = None
+    request_rate: float | str | None = None
+    max_concurrency: int | None = None
 
 
 def looks(first: dict[str, Any]) -> bool:
@@ -47,7 +50,18 @@ def read(path: Path, text: bytes) -> Result:
         failed=tuple(f"{row}" for row, error in enumerate(made.errors) if error),
         error=next((" ".join(error.split())[-200:] for error in made.errors if error), ""),
         span_s=made.duration,
+        model=made.model_id,
+        pace=_pace(made),
+        names_sessions=False,
     )
+
+
+def _pace(made: _Columns) -> str | None:
+    """How requests were sent: its rate ('inf' is all at once, or by the times of a trace) and its most at a time."""
+    if made.request_rate is None:
+        return None
+    most = "" if made.max_concurrency is None else f", at most {made.max_concurrency} at a time"
+    return f"request rate {made.request_rate}{most}"
 
 
 def _record(made: _Columns, row: int) -> Record:
