@@ -35,7 +35,7 @@ def export(plan: Plan, system: str, in_kubernetes: bool = False, host: Probe | N
     row, wanted = configs.system(system, writing=True), _given(plan, host)
     differs = tuple(_other_rules(plan, row))
     if any(one.code == "other-engine" for one in differs):  # a memory fraction is of something else in each engine
-        wanted = replace(wanted, utilization=profile(row.engines[0]).utilization)
+        wanted = replace(wanted, utilization=profile(row.engines[0]).utilization, kv_bytes=None, kv_tokens=None)
     made = configs.emit(row, wanted, in_kubernetes)
     return Export(
         system=system,

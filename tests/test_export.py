@@ -713,6 +713,9 @@ def words_of(plan: Plan, system: str) -> list[str]:
     [
         ("vllm", {"max_model_len": 16_384}, ["--max-model-len 16384"]),
         ("vllm", {"parallel": Parallel(tp=16, dcp=2)}, ["--decode-context-parallel-size 2"]),
+        ("vllm", {"kv_memory_bytes": 40 * GiB}, ["--kv-cache-memory-bytes 42949672960"]),
+        ("sglang", {"kv_memory_bytes": 40 * GiB}, ["--max-total-tokens 327680"]),
+        ("tensorrt-llm", {"kv_memory_bytes": 40 * GiB}, ["max_tokens: 327680"]),
         ("vllm", {"kv_dtype": "fp8"}, ["--kv-cache-dtype fp8"]),
         ("sglang", {"max_model_len": 16_384, "block_tokens": 64}, ["--context-length 16384", "--page-size 64"]),
         ("tensorrt-llm", {"max_model_len": 16_384, "kv_dtype": "fp8"}, ["max_seq_len: 16384", "dtype: fp8"]),
@@ -728,6 +731,7 @@ def test_flags_say_what_the_estimate_was_counted_with(
 ) -> None:
     told = " ".join(words_of(planned_with(engine, **options), engine))
     plain = " ".join(words_of(planned_with(engine), engine))
+    assert ("fraction" in told or "utilization" in told) is ("kv_memory_bytes" not in options and engine != "llama.cpp")
     for one in expected:
         assert one in told
         assert one not in plain or one.startswith("--model")

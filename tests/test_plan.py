@@ -177,6 +177,8 @@ def test_a_stated_cache_size_and_fraction_of_the_estimate_are_kept() -> None:
     budget = planned(estimate=estimate_with(memory=memory)).budgets.gpu
     assert budget.limit_bytes == 20 * GiB
     assert {item.name for item in budget.items} == {"active requests", "reusable blocks", "less than a block"}
+    named = estimate_with(memory=replace(memory, gpu="h100-80gb", total_bytes=80 * GiB))  # --gpu beside --kv-memory
+    assert planned(estimate=named).budgets.gpu.limit_bytes == 20 * GiB
     half = replace(memory, total_bytes=80 * GiB, usable_bytes=40 * GiB, overhead_bytes=3 * GiB)
     budget = planned(estimate=estimate_with(memory=half)).budgets.gpu
     assert budget.limit_bytes == math.ceil(81_559 * 2**20 * 0.5)

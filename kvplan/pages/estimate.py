@@ -58,8 +58,15 @@ def _lead(estimate: Estimate) -> str:
     fixed = f" and {show_bytes(kv.bytes_per_sequence)} a sequence" if kv.bytes_per_sequence else ""
     line = f"{cost}{fixed} in {estimate.kv_dtype}."
     if estimate.memory is not None:
-        line += f" One {estimate.memory.gpu} holds {show_tokens(estimate.memory.kv_tokens)} tokens of it."
+        line += f" One {_card(estimate.memory)} holds {show_tokens(estimate.memory.kv_tokens)} tokens of it."
     return line
+
+
+def _card(memory: GpuMemory) -> str:
+    """A GPU by its name, or by the memory that was stated for it."""
+    if memory.gpu in ("", "as stated"):
+        return "GPU" if memory.total_bytes is None else f"GPU of {show_bytes(memory.total_bytes)}"
+    return memory.gpu
 
 
 def _costs(estimate: Estimate) -> Section:
@@ -120,7 +127,7 @@ def _memory(estimate: Estimate) -> tuple[Section, ...]:
         title="One GPU's memory",
         reading=f"{show_bytes(memory.kv_bytes)} are left for KV cache: {show_tokens(memory.kv_tokens)} tokens.",
         alt="Bar of one GPU's memory: " + ", ".join(f"{part.name} {show_bytes(part.value)}" for part in bars) + ".",
-        charts=(Stack(title=memory.gpu, unit="bytes", parts=bars, limit=usable, limit_label="usable"),),
+        charts=(Stack(title=_card(memory), unit="bytes", parts=bars, limit=usable, limit_label="usable"),),
         plot=True,
     )
     blocks: list[Block] = [figure]

@@ -119,7 +119,7 @@ def _document(kind: str) -> Callable[[PlanInputs, Policy, str], Variant]:
 def _gpu(inputs: PlanInputs, policy: Policy, value: str) -> Variant:
     estimate = inputs.estimate
     memory = estimate.data.memory
-    if memory is not None and memory.total_bytes is None:
+    if memory is not None and memory.usable_bytes is None:
         raise KvplanError("--what-if gpu: the estimate states what is left for the cache, whatever the GPU")
     return replace(inputs, gpu=catalogue_gpu(value)), policy
 

@@ -17,6 +17,7 @@ def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets:
     stopped = [one.pinned_bytes for one in probe.pinning if one.stopped] if probe and host else []
     view = estimate.engine_view.get("bytes_per_block")
     block = view if isinstance(view, int) else estimate.kv.bytes_per_token_per_gpu * settings.block_tokens
+    memory = estimate.memory
     beside = [item.bytes for item in budgets.host.items if item.name not in _NOT_BESIDE]
     return Given(
         host_bytes=budgets.host.requested_bytes,
@@ -31,6 +32,8 @@ def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets:
         pp=estimate.parallel.pp,
         dcp=estimate.parallel.dcp,
         kv_dtype=estimate.kv_dtype,
+        kv_bytes=memory.kv_bytes if memory and memory.usable_bytes is None else None,
+        kv_tokens=memory.kv_tokens if memory and memory.usable_bytes is None else None,
         max_model_len=estimate.max_model_len,
         context_tokens=_count(estimate, "n_ctx"),
         slots=_count(estimate, "n_seq_max"),

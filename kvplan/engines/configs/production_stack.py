@@ -59,7 +59,7 @@ def emit(given: Given) -> Emission:
         f"    limitMemory: {json.dumps(show(memory))}",
         "    vllmConfig:",
         f"      tensorParallelSize: {given.tp or given.ranks}",
-        f"      gpuMemoryUtilization: {given.utilization:g}",
+        *([f"      gpuMemoryUtilization: {given.utilization:g}"] if given.kv_bytes is None else []),
         f"      extraArgs: {json.dumps(_extra(given))}",
         "    lmcacheConfig:",
         "      enabled: true",

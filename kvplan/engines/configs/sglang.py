@@ -37,8 +37,11 @@ def emit(given: Given) -> Emission:
         ("python", "-m", "sglang.launch_server"),
         ("--model-path", given.model),
         ("--tp-size", str(given.tp or given.ranks)),
-        ("--mem-fraction-static", f"{given.utilization:g}"),
     ]
+    if given.kv_tokens is None:
+        words.append(("--mem-fraction-static", f"{given.utilization:g}"))
+    else:
+        words.append(("--max-total-tokens", str(given.kv_tokens)))
     if given.pp > 1:
         words.append(("--pp-size", str(given.pp)))
     if given.block_tokens > 1:

@@ -48,7 +48,9 @@ def emit(given: Given) -> Emission:
         "  enable_block_reuse: true",
         f"  tokens_per_block: {given.block_tokens}",
         *([f"  dtype: {given.kv_dtype}"] if given.kv_dtype in _DTYPES else []),
-        f"  free_gpu_memory_fraction: {given.utilization:g}  # of what weights and activations leave free",
+        f"  free_gpu_memory_fraction: {given.utilization:g}  # of what weights and activations leave free"
+        if given.kv_tokens is None
+        else f"  max_tokens: {given.kv_tokens}",
         f"  # {says(sizes[0])}",
         f"  {_HOST}: {each}",
     ]

@@ -50,7 +50,10 @@ def engine_words(given: Given) -> list[tuple[str, ...]]:
         words.append(("--pipeline-parallel-size", str(given.pp)))
     if given.dcp > 1:
         words.append(("--decode-context-parallel-size", str(given.dcp)))
-    words.append(("--gpu-memory-utilization", f"{given.utilization:g}"))
+    if given.kv_bytes is None:
+        words.append(("--gpu-memory-utilization", f"{given.utilization:g}"))
+    else:  # the size of the cache itself, which overrules the fraction
+        words.append(("--kv-cache-memory-bytes", str(given.kv_bytes)))
     if given.max_model_len:  # vLLM starts only where one sequence of this length fits
         words.append(("--max-model-len", str(given.max_model_len)))
     if given.block_tokens in _BLOCKS:  # hybrids work out a longer block of their own
