@@ -280,6 +280,17 @@ def test_the_command_writes_a_file(log_file: Path, tmp_path: Path) -> None:
     assert [(len(line["prompt"]), line["output_tokens"]) for line in lines(out)] == [(7, 2), (9, 2)]
 
 
+def test_the_warning_of_ids_is_not_given_where_prompts_are_written(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    turns = [{"timestamp": n, "input_length": 4 - n, "output_length": 1, "hash_ids": [7]} for n in range(2)]
+    log.write_text("".join(json.dumps(turn) + "\n" for turn in turns))
+    for more, warned in (([], True), (["--prompts"], False), (["--payload", "--model", "m"], False)):
+        words = ["replay", "export", str(log), "--block-tokens", "4", "-o", str(tmp_path / "out.jsonl"), *more]
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+        assert ("GuideLLM gives each id one length" in done.output) == warned
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -290,6 +301,9 @@ def test_the_command_writes_a_file(log_file: Path, tmp_path: Path) -> None:
         (["--prompts", "--vocab", "9"], "--vocab"),
         (["--payload", "--model", "m", "--extra", "[1]"], "--extra"),
         (["--payload", "--model", "m", "--extra", "{"], "--extra"),
+        (["--payload", "--model", "m", "--extra", '{"prompt": "x"}'], "--extra: prompt is the log's"),
+        (["--payload", "--model", "m", "--extra", '{"max_tokens": 1}'], "--extra: max_tokens is the log's"),
+        (["--prompts", "--extra", "{}"], "--extra is for request bodies"),
         (["--payload", "--model", "m", "--vocab", "9", "--words", "w"], "--words"),
     ],
 )

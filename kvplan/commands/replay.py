@@ -83,6 +83,8 @@ def export(
         schedule = stage.schedule_of(requests, options)
         stage.write(schedule, output, form, request, listen)
     for finding in schedule.findings:
+        if finding.code == "id-sizes" and form != "ids":
+            continue  # it is of ids, and these lines have prompts
         note(f"{finding.severity}: {finding.text}", quiet)
     note(
         f"{output}: {len(schedule.input_tokens):,} requests over {schedule.span_s:,.0f} s, "
@@ -104,6 +106,8 @@ def _form(
         if given or extra:
             raise UsageError(f"{(given or ['--extra'])[0]} is for prompts that are written out: add --payload")
         return "ids", None
+    if prompts and extra is not None:
+        raise UsageError("--extra is for request bodies, and --prompts writes none: leave it out, or use --payload")
     if prompts and vocab is not None:
         raise UsageError("--prompts writes text, and --vocab makes token ids: leave it out, or use --payload")
     name = required(model, "--model NAME (what request bodies call the model)") if payload else model or ""
@@ -120,6 +124,10 @@ def _object(text: str | None) -> dict[str, Any]:
         raise UsageError(f"--extra: not valid JSON: {error}") from None
     if not isinstance(value, dict):
         raise UsageError("--extra: write a JSON object, such as '{\"cache_prompt\": true}'")
+    if made := [key for key in ("prompt", "max_tokens") if key in value]:
+        raise UsageError(
+            f"--extra: {made[0]} is the log's, request by request (--output-tokens sets all answers alike)"
+        )
     return value
 
 
