@@ -718,3 +718,17 @@ def test_a_lane_of_the_timeline_falls_to_the_ground_only_where_a_model_is_unload
     [lane] = [one for one in plot.series if one.name == "a"]
     ground = lane.points[0][1]
     assert min(y for x, y in lane.points if 1 < x < lane.points[-1][0]) > ground
+
+
+def test_a_log_that_is_not_in_order_of_time_is_sorted_and_that_is_said(files: tuple[Path, Path]) -> None:
+    """The log of these tests has its two lines the wrong way round."""
+    machine, models = read_models(files[0])
+    late = read_log(files[1], models)
+    files[1].write_text("\n".join(reversed(files[1].read_text().splitlines())) + "\n")
+    plain = read_log(files[1], models)
+    assert (late.behind, plain.behind) == (1, 0)
+    assert replace(late, behind=0) == plain
+    asked, _ = policies(machine)
+    said = {one.code: one.text for one in residency(machine, models, late, asked).findings}
+    assert said["sorted"].startswith("1 request stood behind a later one in log.jsonl")
+    assert "sorted" not in {one.code for one in residency(machine, models, plain, asked).findings}

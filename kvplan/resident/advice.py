@@ -36,8 +36,9 @@ def findings(
     shared: SharedMemory,
     split: MemorySplit | None = None,
 ) -> tuple[Finding, ...]:
-    """Everything worth saying, in the order of the machine, the traffic, the policy."""
+    """Everything worth saying, in the order of the log, the machine, the traffic, the policy."""
     return (
+        *_sorted(log),
         *_memory(models, machine),
         *_divided(split),
         *_page_cache(shared, models, machine),
@@ -45,6 +46,13 @@ def findings(
         *_outcome(run),
         *_contexts(models, machine, log, run),
     )
+
+
+def _sorted(log: Log) -> Iterator[Finding]:
+    if log.behind:
+        stood = "1 request stood" if log.behind == 1 else f"{log.behind:,} requests stood"
+        text = f"{stood} behind a later one in {log.name}: sorted by time, equal times kept as they stood."
+        yield _found("info", "sorted", text)
 
 
 def _memory(models: Sequence[ResidentModel], machine: Machine) -> Iterator[Finding]:

@@ -222,7 +222,8 @@ def read_log(path: Path, models: Sequence[ResidentModel]) -> Log:
             raise KvplanError(message)
     if not time:
         raise KvplanError(f"{path}: holds no request")
-    if any(a > b for a, b in itertools.pairwise(time)):
+    behind = sum(latest > here for latest, here in zip(itertools.accumulate(time, max), time, strict=True))
+    if behind:
         order = sorted(range(len(time)), key=time.__getitem__)
         time, which, service, timeout, session, context = ([column[i] for i in order] for column in columns)
     start = time[0]
@@ -234,6 +235,7 @@ def read_log(path: Path, models: Sequence[ResidentModel]) -> Log:
         timeout_s=timeout,
         session=session,
         context_tokens=context,
+        behind=behind,
     )
 
 

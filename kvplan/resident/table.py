@@ -19,6 +19,7 @@ class Log:
 
     `model` indexes the model list; `timeout_s` is infinite where the client waits for ever; `session` is -1 where the
     log names none; `context_tokens` are found in the cache if the model stayed since the session's last request.
+    `behind` counts the lines that stood behind a later one in the file.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Log:
     timeout_s: Sequence[float]
     session: Sequence[int]
     context_tokens: Sequence[int]
+    behind: int = 0
 
     def first(self, count: int) -> Log:
         """The first `count` requests."""
