@@ -26,7 +26,7 @@ from kvplan.documents import (
     Weights,
     Workload,
 )
-from kvplan.engines.layout import Layout, canonical, engine, version
+from kvplan.engines.layout import TOO_SHORT, Layout, canonical, engine, version
 from kvplan.engines.profiles import profile
 from kvplan.errors import LimitError, UsageError
 from kvplan.units import GiB, show_bytes
@@ -43,11 +43,6 @@ LLAMA_FLAGS = (  # as the command line has them
     ("ubatch", "--ubatch"),
     ("flash_attention", "--no-flash-attn"),
 )
-OVER = {  # what an engine does where one sequence of its context does not fit
-    "vllm": ": vLLM does not start so",
-    "sglang": ": SGLang refuses longer requests",
-    "tensorrt-llm": ": TensorRT-LLM takes shorter ones only",
-}
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
 
@@ -167,8 +162,8 @@ def _not_one(options: EstimateOptions, layout: Layout, kv_bytes: int, context: i
     else:
         fits = bisect_left(range(1, context), True, key=lambda tokens: layout.sequences_held(kv_bytes, tokens) < 1)
         text = f"one sequence of {context:,} tokens does not fit in {show_bytes(kv_bytes)} of KV cache"
-        text += f"{OVER.get(options.engine, '')}. --max-model-len {fits // layout.block_tokens * layout.block_tokens:,}"
-        text += " would fit"
+        text += f"{TOO_SHORT.get(options.engine, '')}. --max-model-len"
+        text += f" {fits // layout.block_tokens * layout.block_tokens:,} would fit"
     yield Finding(severity="warning", code="context-does-not-fit", text=text)
 
 

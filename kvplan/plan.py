@@ -38,6 +38,7 @@ from kvplan.planning.beside import compared, row
 from kvplan.planning.budgets import disk_budget, gpu_budget, host_budget
 from kvplan.planning.choice import Option, Outcome, Tier, knee
 from kvplan.planning.confidence import confidence, evidence
+from kvplan.planning.drive import is_stated
 from kvplan.planning.economics import break_even_row
 from kvplan.planning.facts import Facts
 from kvplan.planning.findings import findings, policy_costs
@@ -263,7 +264,7 @@ def _settings(facts: Facts) -> EngineSettings:
         on_host=facts.on_host,
         block_tokens=facts.chunk_tokens,
         utilization=facts.utilization,
-        disk_path=drive.path if drive else None,
+        disk_path=drive.path if drive and not is_stated(drive) else None,
         host_known=facts.machine is not None,
     )
 

@@ -13,7 +13,7 @@ import samples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from records import replace
-from test_plan import GiB, Plan, Policy, estimate_with, limit_of, planned, workload_with
+from test_plan import H100, GiB, Plan, Policy, estimate_with, limit_of, planned, workload_with
 from test_plan_oracle import tiny_log
 
 from kvplan.documents import (
@@ -751,3 +751,54 @@ def test_what_stores_take_from_the_gpu_is_measured_where_it_was() -> None:
         assert largest.store_s_per_hour == pytest.approx(before.store_s_per_hour * ratio / 0.5)
         line = next(line for line in plan.evidence if line.what == "GPU time lost to stores")
         assert line.provenance == ("assumed" if flags else "measured")
+
+
+# ------------------------------------------------------------------------------- hosts and drives still to be bought
+
+
+def test_a_drive_larger_than_the_probed_one_is_another_drive() -> None:
+    """Its size is the stated one and its speed the probed one's, whose wear is not its own."""
+    asked = 16 * TiB
+    plan = planned(Policy(disk_bytes=asked, minimum_gain_ratio=0.0), probe=QUICK)
+    assert "drive-differs" in codes(plan)
+    disk = plan.budgets.disk
+    assert disk.limit_bytes == asked
+    assert {item.provenance for item in disk.items} == {"configured"}
+    space = limit_of(plan, "disk space")
+    assert (space.limit, space.provenance) == (int(asked * 0.85), "configured")
+    assert "of a drive as stated" in space.why
+    assert plan.settings is not None
+    assert plan.settings.disk_path is None
+    other = samples.disk()
+    worn = {one.name: one for one in plan.limits}.get("disk endurance")
+    assert worn is None or "assumed" in worn.why
+    within = planned(Policy(disk_bytes=other.total_bytes, minimum_gain_ratio=0.0), probe=QUICK)
+    assert "drive-differs" not in codes(within)
+    assert "disk-capped" in codes(within)
+    assert limit_of(within, "disk space").limit == int(other.free_bytes * 0.85)
+    fits = planned(Policy(disk_bytes=TiB, minimum_gain_ratio=0.0), probe=QUICK)
+    assert not {"drive-differs", "disk-capped"} & set(codes(fits))
+
+
+def test_replicas_on_one_host_are_said_where_nobody_said_them() -> None:
+    without = samples.probe_without_gpu()
+    assert "one-host-assumed" in codes(planned(Policy(replicas=4), probe=without))
+    assert "one-host-assumed" not in codes(planned(Policy(replicas=4, replicas_per_host=4), probe=without))
+    assert "one-host-assumed" not in codes(planned(Policy(replicas=4), probe=samples.probe()))
+    assert "one-host-assumed" not in codes(planned(Policy(), probe=without))
+
+
+def test_a_context_that_leaves_no_room_for_one_sequence_is_an_error_of_the_plan() -> None:
+    tight = replace(H100, memory_bytes=30 * GiB)
+    plan = planned(gpu=tight, probe=samples.probe_without_gpu())
+    (text,) = (one.text for one in plan.findings if one.code == "context-does-not-fit")
+    assert "131,072 tokens needs 16.00 GiB" in text
+    assert "vLLM does not start" in text
+    (most,) = re.findall(r"at most ([\d,]+)", text)
+    short = planned(
+        gpu=tight,
+        probe=samples.probe_without_gpu(),
+        estimate=estimate_with(max_model_len=int(most.replace(",", ""))),
+    )
+    assert "context-does-not-fit" not in codes(short)
+    assert f"--max-model-len {most.replace(',', '')}" in short.config["vllm"]

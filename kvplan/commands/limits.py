@@ -31,16 +31,26 @@ class Limits:
     """Limits, policy and assumptions of a plan, as texts of the command line."""
 
     host_memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Most host memory the cache may take, such as 512GiB.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Memory of the host, the system's and the engines' included, such as 512GiB."
+        ),
     ] = None
-    disk: Annotated[str | None, typer.Option(metavar="SIZE", help="Most disk the cache may take, such as 4TB.")] = None
+    disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="Most disk a replica's cache may take, or the size of a larger drive to buy."
+        ),
+    ] = None
     forbid_disk: Annotated[bool, typer.Option("--forbid-disk", help="Never keep cache on a disk.")] = False
     ttl: Annotated[
         str | None, typer.Option(metavar="TIME", help="Longest time a cached block may be kept, such as 10m.")
     ] = None
     slo_ttft: Annotated[str | None, typer.Option(metavar="TIME", help="Target time to first token, such as 2s.")] = None
     replicas: Annotated[int, typer.Option(min=1, help="Replicas that share the log's requests.")] = 1
-    replicas_per_host: Annotated[int | None, typer.Option(min=1, help="Replicas that share one host.")] = None
+    replicas_per_host: Annotated[
+        int | None, typer.Option(min=1, help="Replicas that share one host: as many as the probed GPUs hold, else all.")
+    ] = None
     routing: Annotated[
         Literal["affinity", "session", "round-robin"], typer.Option(help="How requests are spread over replicas.")
     ] = "affinity"

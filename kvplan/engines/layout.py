@@ -48,6 +48,13 @@ MODULES = {
 }
 ALIASES = {"llamacpp": "llama.cpp", "trtllm": "tensorrt-llm", "trt-llm": "tensorrt-llm", "hf": "transformers"}
 
+# What an engine does where one sequence of its context does not fit in its cache.
+TOO_SHORT = {
+    "vllm": ": vLLM does not start so",
+    "sglang": ": SGLang refuses longer requests",
+    "tensorrt-llm": ": TensorRT-LLM takes shorter ones only",
+}
+
 # Bits of one element of each KV dtype that needs no scales beside it.
 ELEMENT_BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "fp8": 8}
 SPELLINGS = {

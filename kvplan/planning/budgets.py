@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from kvplan.documents import Budget, BudgetItem, Provenance
 from kvplan.planning.choice import Case, Option, Outcome, Tier
+from kvplan.planning.drive import DISK_SHARE, is_stated
 from kvplan.planning.economics import LoadPath
 from kvplan.planning.facts import Facts
 from kvplan.planning.hostroom import HostRoom
 from kvplan.planning.money import hold_s_per_byte, wear_s_per_token
 from kvplan.planning.wear import endurance
 from kvplan.units import GiB, show_bytes, show_percent
-
-DISK_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,10 +167,14 @@ def disk_budget(facts: Facts, tier: Tier | None, outcome: Outcome, why: str) -> 
     nearer = outcome.host.level.tokens if outcome.host else outcome.base.tokens
     free = disk_room(facts)
     requested = option.requested if option else 0
+    drive = facts.disk_link.disk if facts.disk_link else None
+    stated = drive is not None and is_stated(drive)
+    left = "of the drive as stated" if stated else "free now"
     items = (
         ("KV cache", requested, "files of the disk tier"),
-        ("left free", max(0, (free or 0) - requested), "free now; a drive is never filled beyond 85 % of it"),
+        ("left free", max(0, (free or 0) - requested), f"{left}; a drive is never filled beyond 85 % of it"),
     )
+    origin: Provenance = "configured" if stated else "measured"
     return Budget(
         bytes=_added_tokens(nearer, option, tier) * facts.offload_bytes_per_token,
         requested_bytes=requested,
@@ -180,7 +183,7 @@ def disk_budget(facts: Facts, tier: Tier | None, outcome: Outcome, why: str) -> 
         hit_ratio=outcome.level.low.hit_ratio,
         why=why,
         limit_bytes=free,
-        items=tuple(BudgetItem(name=name, bytes=size, provenance="measured", why=text) for name, size, text in items)
+        items=tuple(BudgetItem(name=name, bytes=size, provenance=origin, why=text) for name, size, text in items)
         if free is not None
         else (),
     )

@@ -25,6 +25,7 @@ from kvplan.engines.profiles import Profile, engine_between, profile, whole_prom
 from kvplan.errors import KvplanError
 from kvplan.planning.choice import Demand
 from kvplan.planning.curves import Curves, curves_of
+from kvplan.planning.drive import stated_drive
 from kvplan.planning.links import (
     Rates,
     Shape,
@@ -141,6 +142,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
     mean = workload.data.input_tokens // max(1, workload.data.requests)
     load, store = (shape(move, data, per_gpu, rules, mean) for move in (rules.load, rules.store))
     links, flagged = _links(data, host, device, gpu, policy, per_gpu, rules, (load, store))
+    drive, larger = stated_drive(links[1], policy)
     lasts = rules.disk_survives == "behind-host" and not policy.forbid_host
     curves = curves_of(workload.data, policy, replicas, lasts)
     return Facts(
@@ -164,7 +166,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
         prices=inputs.prices,
         moves=(load, store),
         host_link=links[0],
-        disk_link=links[1],
+        disk_link=drive,
         store_share=store_share(host, store, links[0], policy.allow_flagged_links),
         machine=machine,
         host_memory=_host_memory(machine, policy, probe.created if probe else None),
@@ -179,6 +181,7 @@ def gather(inputs: PlanInputs, policy: Policy) -> Facts:
             *differs,
             *more,
             *flagged,
+            *larger,
             *curves.findings,
             *_assumptions(data, policy),
             *_unbounded(host, policy),

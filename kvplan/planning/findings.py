@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from kvplan.documents import Finding, NodeBytes, Policy, PolicyCost
+from kvplan.engines.layout import TOO_SHORT
 from kvplan.planning.budgets import side_bytes_per_token
 from kvplan.planning.choice import Option
 from kvplan.planning.solved import Solved, solved
@@ -62,6 +63,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
     """Every finding of the plan itself; those of its inputs come before them."""
     return (
         *_fit(made),
+        *_context(made),
         *_bracket(made),
         *_idle(made),
         *(Finding(severity="info", code=_CODES[cost.policy], text=cost.why) for cost in costs),
@@ -69,6 +71,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
         *_disk(made),
         *_wear(made),
         *_expansion(made),
+        *_one_host(made),
         *_crowded(made),
         *_pinning(made, numa),
         *_isolation(made),
@@ -95,6 +98,24 @@ def _fit(made: Solved) -> Iterator[Finding]:
         f"{show_bytes(made.gpu.usable)} a GPU: use more GPUs a replica, more replicas, or a smaller KV dtype"
     )
     yield Finding(severity="error", code="gpu-does-not-fit", text=text)
+
+
+def _context(made: Solved) -> Iterator[Finding]:
+    """Where one sequence of the whole context does not fit: the engine would not start, or take shorter ones only."""
+    facts, kv, have = made.facts, made.facts.estimate.kv, made.gpu.cache
+    longest = facts.estimate.max_model_len or facts.estimate.model.max_context_tokens
+    engine, each = facts.profile.name, kv.bytes_per_token_per_gpu
+    if longest is None or engine not in TOO_SHORT or not each:
+        return
+    need = kv.bytes_per_sequence_per_gpu + longest * each
+    if need > have:
+        block = facts.chunk_tokens
+        fits = max(0, have - kv.bytes_per_sequence_per_gpu) // each // block * block
+        text = (
+            f"one sequence of {longest:,} tokens needs {show_bytes(need)} of KV cache on a GPU, and {show_bytes(have)} "
+            f"are left{TOO_SHORT[engine]}. Make the estimate with --max-model-len, at most {fits:,}, or more GPUs"
+        )
+        yield Finding(severity="error", code="context-does-not-fit", text=text)
 
 
 def _bracket(made: Solved) -> Iterator[Finding]:
@@ -184,6 +205,18 @@ def _expansion(made: Solved) -> Iterator[Finding]:
         "it started, and where it is lower plan again with --expansion"
     )
     yield Finding(severity="warning", code="expansion-unverified", text=text)
+
+
+def _one_host(made: Solved) -> Iterator[Finding]:
+    """Where nobody said how many replicas share a host: all of them on one is the careful case, and a rare one."""
+    facts = made.facts
+    known = facts.policy.replicas_per_host or (facts.probe and facts.probe.host.gpus)
+    if facts.on_host > 1 and not known:
+        text = (
+            f"all {facts.on_host} replicas are taken to share one host, its memory and its drive: say with "
+            "--replicas-per-host how many do"
+        )
+        yield Finding(severity="warning", code="one-host-assumed", text=text)
 
 
 def _crowded(made: Solved) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from kvplan.documents import Limit, NodeBytes
 from kvplan.planning.budgets import GpuRoom
 from kvplan.planning.choice import BUSY_LIMIT, Option, Outcome, Tier
+from kvplan.planning.drive import is_stated
 from kvplan.planning.economics import break_even_length, break_even_rate
 from kvplan.planning.facts import Facts
 from kvplan.planning.hostroom import HostRoom
@@ -213,10 +214,11 @@ def _disk(facts: Facts, tier: Tier | None, option: Option | None) -> Iterator[Li
         unit="bytes",
         ok=not option or option.requested <= tier.limit_bytes,
         why=(
-            f"85 % of {show_bytes(drive.free_bytes + facts.policy.disk_own_bytes)} free or its own on {drive.path}, or "
-            "what the policy allows"
+            f"85 % of {show_bytes(drive.free_bytes + facts.policy.disk_own_bytes)} "
+            f"{'of a drive as stated' if is_stated(drive) else f'free or its own on {drive.path}'}, or what the policy "
+            "allows"
         ),
-        provenance="measured",
+        provenance="configured" if is_stated(drive) else "measured",
     )
     if option and option.life_s is not None:
         daily = option.stored_tokens * tier.bytes_per_token * 24
