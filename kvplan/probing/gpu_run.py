@@ -91,9 +91,10 @@ class Run:
             if (cell.pinned, cell.direction) in self.lanes
         ]
         links: list[Link] = []
-        for position, cell in enumerate(todo):
-            if cell.mechanism in self.refused:
+        for position, planned in enumerate(todo):
+            if planned.mechanism in self.refused:
                 continue
+            cell = self._beside_what_works(planned)
             left = until - time.monotonic()
             if left < -_GRACE_S:
                 why = f"no time left: {show_duration(seconds)} for {len(todo)} cells, give a longer budget"
@@ -119,14 +120,17 @@ class Run:
             progress(f"{self.name}: {cell.words}: {show_rate(links[-1].p50_bytes_per_s)}", share)
         return links
 
+    def _beside_what_works(self, cell: Cell) -> Cell:
+        """The cell with its opposite direction by one call a piece, where the driver refuses that one's mechanism."""
+        if cell.beside is None or cell.beside.mechanism not in self.refused:
+            return cell
+        return dataclasses.replace(cell, beside=replace(cell.beside, mechanism="loop"))
+
     def _cell(self, cell: Cell, seconds: float) -> Seen:
         lane = self.lanes[cell.pinned, cell.direction]
         opposite = self.lanes[cell.pinned, "d2h" if cell.direction == "h2d" else "h2d"] if cell.duplex else None
-        beside = cell.beside
-        if beside is not None and beside.mechanism in self.refused:
-            beside = replace(beside, mechanism="loop")
         copies = Copies(
-            self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism, self.most, beside
+            self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism, self.most, cell.beside
         )
         seen = copies.measure(seconds)
         if self.device is not None and self.device.pci is not None and self.state == nvml.LinkState():

@@ -1,4 +1,4 @@
-"""The pieces in which engines move an estimate's cache over the host link: the cells that a plan looks for in a probe."""
+"""The pieces in which engines move an estimate's cache over the host link: what a plan looks for in a probe."""
 
 from __future__ import annotations
 
