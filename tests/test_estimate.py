@@ -209,6 +209,13 @@ def test_options_of_llama_cpp_are_not_dropped_in_silence() -> None:
     assert {field for field, _ in LLAMA_FLAGS} == set(LlamaCppOptions.__struct_fields__)
 
 
+@pytest.mark.parametrize(
+    ("name", "mib"), [("h200", 143_771), ("b200", 183_359), ("b300", 275_040), ("gb200", 189_471), ("l40s", 46_068)]
+)
+def test_memory_is_what_the_driver_reports_not_the_number_in_the_name(name: str, mib: int) -> None:
+    assert gpu(name).memory_bytes == mib * 2**20
+
+
 def test_tensor_parallelism_never_divides_a_latent() -> None:
     """Case A29: DeepSeek-V3; context parallelism does."""
     assert run("deepseek-v3", engine="vllm", tp=8).kv.bytes_per_token_per_gpu == 70272
