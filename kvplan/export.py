@@ -46,7 +46,7 @@ def export(plan: Plan, system: str, in_kubernetes: bool = False, host: Probe | N
         disk_bytes=wanted.disk_bytes,
         host_taken_bytes=taken(made.knobs, "host"),
         disk_taken_bytes=taken(made.knobs, "disk"),
-        findings=(*differs, *made.findings),
+        findings=(*_exceeded(plan), *differs, *made.findings),
     )
 
 
@@ -80,6 +80,14 @@ def _given(plan: Plan, host: Probe | None = None) -> Given:
     probe = inputs.probe.data if inputs.probe else None
     settings = plan.settings if host is None else structs.replace(plan.settings, host_known=True)
     return given(settings, inputs.estimate.data, plan.policy, plan.budgets, host or probe)
+
+
+def _exceeded(plan: Plan) -> Iterator[Finding]:
+    """Whether the plan itself says that it does not hold yet: its flags alone do not show it."""
+    broken = [limit.name for limit in plan.limits if not limit.ok]
+    if broken:
+        text = f"the plan exceeds {', '.join(broken)}: its own decision says to settle that first"
+        yield finding("warning", "plan-exceeds", text)
 
 
 def _other_rules(plan: Plan, row: configs.System) -> Iterator[Finding]:

@@ -150,6 +150,14 @@ def test_a_plan_over_a_limit_ends_with_3(run: Run, folder: Path) -> None:
     assert ended.code == (0 if all(limit["ok"] for limit in document["limits"]) else 3)
 
 
+def test_what_a_plan_is_not_made_from_is_refused(run: Run, folder: Path) -> None:
+    inputs = ("plan", "estimate.json", "workload.json", "probe.json")
+    said = run.refused(*inputs, "plan.json", code=2)
+    assert "plan.json: a kvplan.plan document" in said
+    assert "--against" in said
+    assert "--forbid-disk beside --disk" in run.refused(*inputs, "--forbid-disk", "--disk", "4TB", code=2)
+
+
 @pytest.mark.parametrize("name", ["estimate", "workload", "probe", "plan"])
 def test_report_renders_every_kind_three_ways(run: Run, folder: Path, name: str) -> None:
     ended = run("report", f"{name}.json", "-o", "page.html", "-o", "page.md", "-o", "copy.json")

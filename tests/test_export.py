@@ -757,3 +757,19 @@ def test_a_preset_says_the_context_too() -> None:
 def test_no_engine_is_told_to_serve_a_config_file(name: str, source: Literal["path"], expected: str) -> None:
     model = ModelRef(id=name, source=source, model_type="llama", config_sha256="")
     assert served(model) == expected
+
+
+def test_a_plan_that_does_not_hold_says_so_beside_its_flags() -> None:
+    held = export(samples.plan().data, "vllm")
+    assert "plan-exceeds" not in codes(held)
+    tight = make(
+        samples.estimate(), samples.workload(), None, records.replace(gpu("h100-80gb"), memory_bytes=24 * GiB), Policy()
+    )
+    assert not all(limit.ok for limit in tight.limits)
+    text = next(one.text for one in export(tight, "vllm").findings if one.code == "plan-exceeds")
+    assert "exceeds GPU memory" in text
+
+
+def test_a_document_of_kvplan_is_no_configuration() -> None:
+    with pytest.raises(KvplanError, match=r"p.json: a document of kvplan \(kvplan.plan\), no configuration"):
+        check(dump(samples.plan()), "p.json")

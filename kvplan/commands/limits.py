@@ -96,6 +96,8 @@ class Limits:
         """The policy that these make for an engine; what was not given keeps its default. Raises UsageError."""
         from kvplan.documents import Policy
 
+        if self.forbid_disk and (self.disk or self.disk_own):
+            raise UsageError("--forbid-disk beside --disk or --disk-own: give one of them")
         given = {name: value for name, value in asdict(self).items() if value is not None}
         for name, (field, flag, parse) in _PARSED.items():
             if name in given:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvplan.documents import Document, Plan, Policy, Requests
     from kvplan.progress import Progress
 
+_INPUTS = ("kvplan.estimate", "kvplan.workload", "kvplan.probe")
+
 Emit = Annotated[
     str | None,
     typer.Option(metavar="SYSTEM", help="Print the configuration of vllm, sglang, lmcache, … instead of the page."),
@@ -141,6 +143,10 @@ def plan(
 
     expect(output)
     inputs = [load(path) for path in documents]
+    for path, one in zip(documents, inputs, strict=True):
+        if one.kind not in _INPUTS:
+            where = ", an earlier plan goes to --against" if one.kind == "kvplan.plan" else ""
+            raise UsageError(f"{path}: a {one.kind} document: a plan is made from estimate, workload and probe{where}")
     policy = limits.policy(_engine(inputs, engine))
     document = planned(inputs, gpu, policy, prices, what_if, against)
     if emit is None:

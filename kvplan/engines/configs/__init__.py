@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -24,6 +25,7 @@ from kvplan.engines.configs.source import Source
 from kvplan.errors import KvplanError, LimitError, UsageError
 from kvplan.units import show_bytes, show_duration
 
+_KVPLAN = re.compile(r'\s*\{\s*"kind":\s*"(kvplan\.\w+)"')
 Tiers = Literal["nothing", "host", "disk", "host+disk"]
 _ANY: tuple[Tiers, ...] = ("nothing", "host", "disk", "host+disk")
 _OVER_HOST: tuple[Tiers, ...] = ("host", "host+disk")
@@ -108,6 +110,11 @@ def system(name: str, writing: bool = False) -> System:
 
 def recognised(source: Source) -> System:
     """The system that a file is for, told from its words. Raises KvplanError where none or nothing tells."""
+    if document := _KVPLAN.match(source.text):
+        raise KvplanError(
+            f"{source.name}: a document of kvplan ({document[1]}), no configuration of a serving system: a plan "
+            "becomes one with `kvplan export PLAN --for SYSTEM`"
+        )
     for one in SYSTEMS.values():
         if one.looks(source):
             return one
