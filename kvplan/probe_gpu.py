@@ -75,6 +75,7 @@ def measure(
     index = device.index if device else gpu.index
     name = f"gpu{index}"
     progress(f"{name}: page-locking host memory", 0.0)
+    _check_free(gpu, name)
     buffer = _in_time(buffer_bytes, granules, moves, gpu, seconds)
     wanted = _affordable(max(pin_bytes, 2 * buffer), host)
     before = os.sched_getaffinity(0)  # all processors there are for this process: the next line narrows them
@@ -110,11 +111,14 @@ def _result(
     device, state = run.device, run.state
     if device is not None and state.generation is not None:
         device = replace(device, link_generation=state.generation, link_width=state.width)
+    if device is not None and state.mig:
+        device = replace(device, total_bytes=run.gpu.total_bytes(), free_bytes=run.gpu.free_bytes())
     facts = gpu_findings.Facts(
         name=run.name,
         device=device,
         pinning=run.arena.report,
         state=state,
+        node=run.node,
         measured=(*links, *beside, *through),
         missing=run.missing,
     )
@@ -150,13 +154,19 @@ def _affordable(wanted: int, host: Host) -> int:
 def _buffer_size(gpu: Gpu, name: str, wanted: int, arena: Arena) -> int:
     """Bytes of each of the two buffers: as wanted, unless page-locking or device memory allow less."""
     pair = arena.pair(wanted)
-    free = gpu.free_bytes() // 4 // MiB * MiB
-    if free < _SMALLEST_BUFFER:
+    free = _check_free(gpu, name) // 4 // MiB * MiB
+    return min(len(pair[0]) if pair else wanted, free)
+
+
+def _check_free(gpu: Gpu, name: str) -> int:
+    """Free device memory. Raises KvplanError where it is too little, or the device does not open (busy, lost)."""
+    free = gpu.free_bytes()
+    if free < 4 * _SMALLEST_BUFFER:
         raise KvplanError(
-            f"{name}: only {show_bytes(gpu.free_bytes())} of device memory free, the probe needs "
+            f"{name}: only {show_bytes(free)} of device memory free, the probe needs "
             f"{show_bytes(4 * _SMALLEST_BUFFER)}: stop what fills it"
         )
-    return min(len(pair[0]) if pair else wanted, free)
+    return free
 
 
 def find_device(gpu: Gpu, host: Host) -> GpuDevice | None:

@@ -25,7 +25,11 @@ _CONTAINERS = ("kubepods", "docker", "containerd", "libpod", "lxc", "garden")
 def inventory(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Host:
     """This machine's facts. Raises KvplanError where there is no Linux /proc to read."""
     memory = _meminfo(root / "proc/meminfo")
-    available = memory.get("MemAvailable", memory["MemFree"])
+    nodes = _numa(root / "sys/devices/system/node")
+    of_gpus = _gpu_nodes(root)
+    # Where GPU memory is a node of its own (GH200 and its like) the kernel counts it as the host's.
+    theirs = [node for node in nodes if node.node in of_gpus]
+    available = max(0, memory.get("MemAvailable", memory["MemFree"]) - sum(node.free_bytes for node in theirs))
     levels = cgroup.levels(root)
     shm = _shm(root / "dev/shm")
     devices, status = gpus(root)
@@ -34,7 +38,7 @@ def inventory(root: Path = Path("/"), environment: Mapping[str, str] = os.enviro
         kernel=_line(root / "proc/sys/kernel/osrelease") or platform.release(),
         cpu=_cpu(root),
         cores=len(os.sched_getaffinity(0)),
-        memory_total_bytes=memory["MemTotal"],
+        memory_total_bytes=memory["MemTotal"] - sum(node.total_bytes for node in theirs),
         memory_available_bytes=available,
         usable_memory_bytes=cgroup.usable_bytes(available, levels),
         container=_container(root, environment),
@@ -42,7 +46,7 @@ def inventory(root: Path = Path("/"), environment: Mapping[str, str] = os.enviro
         memlock_bytes=_memlock(),
         shm_total_bytes=shm[0] if shm else None,
         shm_free_bytes=shm[1] if shm else None,
-        numa=_numa(root / "sys/devices/system/node"),
+        numa=tuple(node for node in nodes if node.node not in of_gpus),
         gpus=devices,
         gpu_status=status,
     )
@@ -123,6 +127,13 @@ def _numa(path: Path) -> tuple[NumaNode, ...]:
     return tuple(sorted(nodes, key=lambda node: node.node))
 
 
+def _gpu_nodes(root: Path) -> set[int]:
+    """Memory nodes that are memory of GPUs, by what their driver says; it says -1 where they are none."""
+    lines = [_line(path) or "" for path in root.glob("proc/driver/nvidia/gpus/*/numa_status")]
+    numbers = [line.removeprefix("Node:").strip() for line in lines if line.startswith("Node:")]
+    return {int(number) for number in numbers if number.isdigit()}
+
+
 def _container(root: Path, environment: Mapping[str, str]) -> str | None:
     """The kind of container or guest, by the traces each leaves; WSL2 first, since page-locking is scarce there."""
     if "microsoft" in (_line(root / "proc/sys/kernel/osrelease") or "").lower():
@@ -175,11 +186,14 @@ def _torch_gpus(why: str) -> tuple[tuple[GpuDevice, ...], str]:
     if not torch.cuda.is_available():
         return (), f"no GPU: {why}, and torch {torch.__version__} finds no usable CUDA device"
     found = []
-    for index in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(index)
-        free, total = torch.cuda.mem_get_info(index)
-        capability = f"{facts.major}.{facts.minor}"
-        found.append(
-            GpuDevice(index=index, name=facts.name, total_bytes=total, free_bytes=free, compute_capability=capability)
-        )
+    try:
+        for index in range(torch.cuda.device_count()):
+            facts = torch.cuda.get_device_properties(index)
+            free, total = torch.cuda.mem_get_info(index)
+            capability, name = f"{facts.major}.{facts.minor}", facts.name
+            found.append(
+                GpuDevice(index=index, name=name, total_bytes=total, free_bytes=free, compute_capability=capability)
+            )
+    except RuntimeError as error:
+        return (), f"no GPU: {why}, and CUDA does not start: {str(error).splitlines()[0]}"
     return tuple(found), f"{_count(tuple(found))} (by torch: {why})"

@@ -42,6 +42,9 @@ class FakeGpu:
     def free_bytes(self) -> int:
         return self.memory_bytes
 
+    def total_bytes(self) -> int:
+        return self.memory_bytes
+
     def pin(self, address: int, size: int) -> None:
         assert address % 4096 == 0
         total = sum(self.pinned.values()) + size

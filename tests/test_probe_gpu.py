@@ -9,6 +9,7 @@ import runpy
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -73,6 +74,12 @@ def copies_of(gpu: FakeGpu, direction: mechanisms.Direction, size: int, granule:
     buffer = np.zeros(size, dtype=np.uint8)
     lane = gpu_copies.Lane(direction=direction, host=buffer, memory=gpu.allocate(size), stream="stream")
     return gpu_copies.Copies(gpu, lane, granule, None, cuda.base_words(size), np.random.default_rng(0))
+
+
+@pytest.fixture(autouse=True)
+def silent_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These machines are made up: the kernel of the one they run on does not tell where their memory is."""
+    monkeypatch.setattr(gpu_run, "node_of", lambda address: None)
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +249,54 @@ def test_a_failing_or_interrupted_run_gives_the_memory_back(error: BaseException
     assert os.sched_getaffinity(0) == before
 
 
+class Impatient(FakeGpu):
+    """Interrupted while it copies, and twice more while that is cleaned up, as by a user who presses Ctrl-C again."""
+
+    interrupts = 3
+
+    def _move(self, stream: Any, piece: Any) -> None:
+        super()._move(stream, piece)
+        if self.moved["h2d"] >= 8 * MiB and self.interrupts == 3:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+
+    def wait(self, stream: Any) -> None:
+        if self.interrupts == 2:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+        super().wait(stream)
+
+    def unpin(self, address: int) -> None:
+        assert self.waits >= 2, "page-locked memory was given back under copies"
+        super().unpin(address)
+        if self.interrupts == 1:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+
+
+def test_interrupts_do_not_cut_giving_back_short() -> None:
+    gpu = Impatient()
+    with pytest.raises(KeyboardInterrupt):
+        measure(gpu)
+    assert gpu.interrupts == 0
+    assert gpu.pinned == {}
+
+
+class Busy(FakeGpu):
+    """Held by another process alone (exclusive compute mode)."""
+
+    def free_bytes(self) -> int:
+        raise KvplanError(f"gpu{self.index}: could not open the device: CUDA error: all CUDA-capable devices are busy")
+
+    def pin(self, address: int, size: int) -> None:
+        raise AssertionError("nothing is page-locked for a device that does not open")
+
+
+def test_a_device_that_others_hold_is_told_before_anything_is_page_locked() -> None:
+    with pytest.raises(KvplanError, match="could not open the device: CUDA error: all CUDA-capable devices are busy"):
+        measure(Busy())
+
+
 def test_a_full_gpu_is_one_clear_line() -> None:
     with pytest.raises(KvplanError, match=r"gpu0: only 8.00 MiB of device memory free, the probe needs 16.00 MiB"):
         measure(FakeGpu(memory_bytes=8 * MiB))
@@ -312,6 +367,83 @@ def test_what_the_driver_does_not_say_stays_unknown(monkeypatch: pytest.MonkeyPa
 )
 def test_cpu_lists(text: str, cpus: set[int]) -> None:
     assert affinity.parse_cpus(text) == cpus
+
+
+def test_a_mapping_is_on_the_node_of_most_of_its_pages(tmp_path: Path) -> None:
+    maps = tmp_path / "numa_maps"
+    maps.write_text(
+        "7f0000000000 default file=/dev/zero\\040(deleted) dirty=9 N0=3 N1=6 kernelpagesize_kB=4\n"
+        "7f0000100000 default\n"
+        "7f0000200000 bind:1 anon=2 dirty=2 N1=2 kernelpagesize_kB=4\n"
+    )
+    at = 0x7F0000000000
+    assert [affinity.node_of(at + more, maps) for more in (0, 4096, 0x100000, 0x300000)] == [1, 1, None, 1]
+    assert affinity.node_of(4096, maps) is None
+    assert affinity.node_of(at, tmp_path / "absent") is None
+
+
+def test_memory_of_this_process_is_on_a_node_of_this_host() -> None:
+    if not Path("/proc/self/numa_maps").exists():
+        pytest.skip("this kernel has no numa_maps: where memory lies was not asked")
+    area = np.frombuffer(mmap.mmap(-1, MiB), dtype=np.uint8)
+    area.fill(1)
+    nodes = {node.node for node in probe_host.inventory().numa}
+    assert affinity.node_of(area.ctypes.data) in nodes
+
+
+def test_memory_that_came_from_another_node_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container that may not use the processors or the memory of the GPU's node."""
+    monkeypatch.setattr(gpu_run, "node_of", lambda address: 0)
+    found = measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(device(pci="0000:01:00.0", numa_node=1),)))
+    (told,) = [finding.text for finding in found.findings if finding.code == "gpu-memory-elsewhere"]
+    assert told.startswith("gpu0: host memory came from node 0, but the GPU is at node 1")
+    assert all("node 0" in link.method for link in found.links if "pageable" not in link.flags)
+    monkeypatch.setattr(gpu_run, "node_of", lambda address: None)
+    found = measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(device(pci="0000:01:00.0", numa_node=1),)))
+    assert "node unknown" in found.links[0].method  # no processor of that node to run on, and nobody who tells
+
+
+def test_a_node_whose_memory_is_not_given_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_run, "node_of", lambda address: 0)
+    cpus = sorted(os.sched_getaffinity(0))
+    nodes = tuple(NumaNode(node=n, total_bytes=GiB, free_bytes=GiB, cpus=str(cpus[n % len(cpus)])) for n in range(2))
+    found = measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(device(pci="0000:01:00.0", numa_node=0),), numa=nodes))
+    assert not any("remote-node" in link.flags for link in found.links)
+    told = [finding.text for finding in found.findings if finding.code == "gpu-part-not-measured"]
+    assert told == ["gpu0: memory of node 1: not measured: this process is given memory of node 0 instead"]
+
+
+def test_a_part_of_a_divided_gpu_has_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "link_state", lambda pci: nvml.LinkState(mig=True))
+    card = device(pci="0000:01:00.0")
+    found = measure(FakeGpu(pci=card.pci, memory_bytes=18 * GiB), host=host(gpus=(card,)))
+    assert found.gpu is not None
+    assert (found.gpu.total_bytes, found.gpu.free_bytes) == (18 * GiB, 18 * GiB)
+    (told,) = [finding.text for finding in found.findings if finding.code == "gpu-mig"]
+    assert told.endswith("its link is shared with the others, and the 18.00 GiB are those of this instance")
+
+
+def test_coherent_host_memory_is_not_behind_pci_express(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "link_state", lambda pci: nvml.LinkState(generation=1, width=1, coherent=True))
+    card = device(pci="0000:01:00.0", max_link_generation=5, max_link_width=16)
+    found = measure(FakeGpu(pci=card.pci), host=host(gpus=(card,)))
+    codes = [finding.code for finding in found.findings]
+    assert "gpu-coherent" in codes
+    assert "gpu-link-downgraded" not in codes
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("00000000:3B:00.0", "0000:3b:00.0"),
+        ("0001:00:00.0", "0001:00:00.0"),
+        ("00010001:00:00.0", "10001:00:00.0"),
+        ("", None),
+        ("nonsense:x", None),
+    ],
+)
+def test_pci_addresses_as_sysfs_writes_them(text: str, address: str | None) -> None:
+    assert nvml.pci_address(text) == address
 
 
 # ---- the whole probe
@@ -421,6 +553,30 @@ def test_torch_without_cuda_is_one_clear_line() -> None:
         cuda.devices()
 
 
+def test_cuda_that_does_not_start_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch warns of, and what it raises: a driver older than its CUDA, a driver that lost its devices."""
+    torch = pytest.importorskip("torch")
+
+    def warns() -> bool:
+        warnings.warn("CUDA initialization: The NVIDIA driver on your system is too old\n(found 12040)", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", warns)
+    with pytest.raises(
+        KvplanError, match=r"\(CUDA initialization: The NVIDIA driver on your system is too old\): check"
+    ):
+        cuda.devices()
+
+    def raises(ordinal: int) -> None:
+        raise RuntimeError("CUDA unknown error\nmore")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(cuda, "TorchGpu", raises)
+    with pytest.raises(KvplanError, match=r"^measuring a GPU: CUDA does not start: CUDA unknown error$"):
+        cuda.devices()
+
+
 class Runtime:
     """CUDA's runtime as torch exposes it; refuses registrations above a size and then keeps the error, as CUDA does."""
 
@@ -428,6 +584,7 @@ class Runtime:
         self.largest, self.last_error = largest, 0
         self.registered: set[int] = set()
         self.library: Library | None = None
+        self.settled = 0
 
     def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
         self.last_error = 2 if size > self.largest else 0
@@ -435,8 +592,9 @@ class Runtime:
         return self.last_error
 
     def cudaHostUnregister(self, address: int) -> int:
-        self.registered.remove(address)
-        return 0
+        self.last_error = 0 if address in self.registered else 713
+        self.registered.discard(address)
+        return self.last_error
 
     def cudaGetErrorString(self, status: int) -> str:
         return "out of memory"
@@ -461,7 +619,7 @@ def cpu_as_cuda(monkeypatch: pytest.MonkeyPatch) -> Runtime:
         "stream": lambda stream: nullcontext(),
         "Stream": lambda device: SimpleNamespace(synchronize=lambda: None, cuda_stream=7),
         "Event": lambda enable_timing: event,
-        "synchronize": lambda device: None,
+        "synchronize": lambda device: setattr(runtime, "settled", runtime.settled + 1),
         "mem_get_info": lambda device: (GiB, GiB),
         "is_available": lambda: True,
         "device_count": lambda: 1,
@@ -494,6 +652,19 @@ def test_a_refused_page_lock_leaves_no_error_behind(cpu_as_cuda: Runtime) -> Non
     with pytest.raises(cuda.PinError, match="cudaHostRegister: out of memory"):
         gpu.pin(4096, 4 * MiB)
     assert cpu_as_cuda.last_error == 0
+
+
+def test_memory_that_is_not_registered_leaves_no_error_behind_either(cpu_as_cuda: Runtime) -> None:
+    gpu = cuda.TorchGpu(0)
+    gpu.unpin(4096)
+    assert cpu_as_cuda.last_error == 0
+
+
+def test_the_driver_tells_the_address_where_torch_does_not(cpu_as_cuda: Runtime) -> None:
+    cpu_as_cuda.library = Library("cuDeviceGet", "cuDeviceGetPCIBusId")
+    assert cuda.TorchGpu(0).pci == "0001:1a:00.0"
+    cpu_as_cuda.library = Library("cuDeviceGet", "cuDeviceGetPCIBusId", status=101)
+    assert cuda.TorchGpu(0).pci == "0000:3b:00.0"
 
 
 def test_a_cuda_failure_is_one_clear_line(cpu_as_cuda: Runtime) -> None:
@@ -541,6 +712,15 @@ class Library:
     def _cuMemHostGetDevicePointer(self, name: str, found: Any, host: int, flags: int) -> int:
         self.calls.append(name)
         found._obj.value = host + self.moved
+        return self.status
+
+    def _cuDeviceGet(self, name: str, handle: Any, ordinal: int) -> int:
+        handle._obj.value = ordinal + 40
+        return self.status
+
+    def _cuDeviceGetPCIBusId(self, name: str, text: Any, size: int, handle: int) -> int:
+        assert (len(text), handle) == (size, 40)
+        text.value = b"0001:1A:00.0"
         return self.status
 
     def _cuGetErrorName(self, name: str, status: int, text: Any) -> int:
@@ -597,7 +777,10 @@ def test_a_gather_moves_every_row_and_the_rest(
     gpu = cuda.TorchGpu(0)
     buffer, memory = np.zeros(1000, dtype=np.uint8), gpu.allocate(1000)
     (buffer if direction == "h2d" else memory)[:] = 7
-    gpu.submit(STREAM, gpu.prepare(direction, buffer, memory, 48, "gather"))
+    before = cpu_as_cuda.settled
+    pieces = gpu.prepare(direction, buffer, memory, 48, "gather")
+    assert cpu_as_cuda.settled == before + 1  # its index is made on one stream and read on another
+    gpu.submit(STREAM, pieces)
     assert (buffer == 7).all()
     assert bool((memory == 7).all())
 

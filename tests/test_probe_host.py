@@ -150,6 +150,26 @@ def test_numa_nodes(tmp_path: Path) -> None:
     ]
 
 
+def test_gpu_memory_that_is_a_node_is_not_the_hosts(tmp_path: Path) -> None:
+    """GH200: 3 GiB of the processor's and 1 GiB of the GPU's, all of which the kernel counts as one host's."""
+    node = "Node {0} MemTotal: {1} kB\nNode {0} MemFree: {2} kB\n"
+    gpu = "proc/driver/nvidia/gpus/0009:01:00.0/numa_status"
+    files = {
+        "sys/devices/system/node/node0/meminfo": node.format(0, 3 << 20, 2 << 20),
+        "sys/devices/system/node/node0/cpulist": "0-71\n",
+        "sys/devices/system/node/node1/meminfo": node.format(1, 1 << 20, 1 << 19),
+        "sys/devices/system/node/node1/cpulist": "\n",
+        gpu: "Node:            1\nStatus:          online\n",
+    }
+    host = probe_host.inventory(machine(tmp_path, 4, 3, files), {})
+    assert (host.memory_total_bytes, host.memory_available_bytes) == (3 * GiB, 5 * GiB // 2)
+    assert host.usable_memory_bytes == 5 * GiB // 2
+    assert [node.node for node in host.numa] == [0]
+    tree(tmp_path, {gpu: "Node:            -1\nStatus:          not available\n"})
+    host = probe_host.inventory(tmp_path, {})
+    assert (host.memory_total_bytes, len(host.numa)) == (4 * GiB, 2)
+
+
 @pytest.mark.parametrize(
     ("files", "environment", "kind"),
     [
@@ -235,11 +255,14 @@ def test_link_state_under_load(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = fake_nvml(
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda handle: 0x41,
         nvmlDeviceGetComputeRunningProcesses=lambda handle: [SimpleNamespace(pid=7), SimpleNamespace(pid=8)],
+        nvmlDeviceGetC2cModeInfoV1=lambda handle: SimpleNamespace(isC2cEnabled=1),
     )
     monkeypatch.setitem(sys.modules, "pynvml", busy)
     monkeypatch.setattr(nvml.importlib.util, "find_spec", lambda name: True)
     state = nvml.link_state("0000:3b:00.0")
-    assert state == nvml.LinkState(generation=5, width=None, throttled=("hot (hardware)",), other_processes=1)
+    assert state == nvml.LinkState(
+        generation=5, width=None, throttled=("hot (hardware)",), other_processes=1, coherent=True
+    )
 
 
 def no_init() -> None:
@@ -269,6 +292,19 @@ def test_why_there_is_no_gpu(
     blind = SimpleNamespace(__version__="9.9", cuda=SimpleNamespace(is_available=lambda: False))
     monkeypatch.setitem(sys.modules, "torch", blind)
     assert probe_host.inventory(gpu_machine, {}).gpu_status == status
+
+
+def test_cuda_that_does_not_start_is_no_gpu_and_says_why(gpu_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(index: int) -> None:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCUDA kernel errors …")
+
+    monkeypatch.setattr(nvml.importlib.util, "find_spec", lambda name: True if name == "torch" else None)
+    calls = {"is_available": lambda: True, "device_count": lambda: 1, "get_device_properties": lost}
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="9.9", cuda=SimpleNamespace(**calls)))
+    assert probe_host.inventory(gpu_machine, {}).gpu_status == (
+        "no GPU: nvidia-ml-py is not installed, and CUDA does not start: CUDA error: all CUDA-capable devices are busy or "
+        "unavailable"
+    )
 
 
 def test_a_host_without_a_gpu_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

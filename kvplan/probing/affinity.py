@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from kvplan.documents import GpuDevice, Host
 
@@ -43,3 +45,21 @@ def running_on(cpus: set[int]) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+def node_of(address: int, maps: Path = Path("/proc/self/numa_maps")) -> int | None:
+    """The memory node that most pages of this process's mapping at `address` are on; None where the kernel is silent.
+
+    What was asked for need not be what was given: a container may be kept from a node's memory or its processors.
+    """
+    found = ""
+    try:
+        with maps.open() as lines:
+            for line in lines:
+                if int(line.partition(" ")[0], 16) > address:
+                    break
+                found = line
+    except (OSError, ValueError):
+        return None
+    pages = {int(node): int(count) for node, count in re.findall(r" N(\d+)=(\d+)", found)}
+    return max(pages, key=lambda node: pages[node]) if pages else None

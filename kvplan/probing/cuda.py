@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -51,6 +52,9 @@ class Gpu(Protocol):
 
     def free_bytes(self) -> int:
         """Device memory that can be allocated now."""
+
+    def total_bytes(self) -> int:
+        """Device memory that this process may come to use: of a divided GPU (MIG), its own instance's."""
 
     def pin(self, address: int, size: int) -> None:
         """Page-lock host memory at a page-aligned address. A failure leaves no error behind for later calls."""
@@ -165,13 +169,18 @@ class TorchGpu:
         self.index = ordinal
         self._driver = mechanisms.driver()
         self.mechanisms = _mechanisms(self._driver)
-        self.pci = _pci(facts)
+        self.pci = (self._driver.pci(ordinal) if self._driver else None) or _pci(facts)
 
     def free_bytes(self) -> int:
-        return int(self._torch.cuda.mem_get_info(self._device)[0])
+        with self._failing("open the device"):
+            return int(self._torch.cuda.mem_get_info(self._device)[0])
+
+    def total_bytes(self) -> int:
+        with self._failing("open the device"):
+            return int(self._torch.cuda.mem_get_info(self._device)[1])
 
     def pin(self, address: int, size: int) -> None:
-        with self._torch.cuda.device(self._device):
+        with self._failing("page-lock host memory"), self._torch.cuda.device(self._device):
             status = self._runtime.cudaHostRegister(address, size, _REGISTER)
         if int(status) != 0:
             self._clear_error()
@@ -179,20 +188,27 @@ class TorchGpu:
 
     def _clear_error(self) -> None:
         """A refused registration stays CUDA's last error, and the next kernel launch would report it as its own."""
+        said = ""
         for _ in range(3):
             try:
                 self._torch.ones(1, device=self._device).add_(1)
                 self._torch.cuda.synchronize(self._device)
-            except RuntimeError:
+            except RuntimeError as error:
+                said = str(error).splitlines()[0]
                 continue
             return
-        raise KvplanError(f"gpu{self.index}: does not recover from a refused page-lock: reset it or try another GPU")
+        raise KvplanError(
+            f"gpu{self.index}: does not recover from a refused page-lock ({said}): reset it or try another GPU"
+        )
 
     def unpin(self, address: int) -> None:
-        self._runtime.cudaHostUnregister(address)
+        with contextlib.suppress(RuntimeError, KvplanError), self._torch.cuda.device(self._device):
+            if int(self._runtime.cudaHostUnregister(address)) != 0:  # a device that failed: nothing is left to undo
+                self._clear_error()
 
     def is_pinned(self, host: HostArray) -> bool:
-        return bool(self._torch.from_numpy(host).is_pinned())
+        with self._failing("ask for page-locked memory"):
+            return bool(self._torch.from_numpy(host).is_pinned())
 
     def allocate(self, size: int) -> Any:
         with self._failing("allocate device memory"):
@@ -201,7 +217,8 @@ class TorchGpu:
             return memory
 
     def stream(self) -> Any:
-        return self._torch.cuda.Stream(self._device)
+        with self._failing("make a stream"):
+            return self._torch.cuda.Stream(self._device)
 
     def prepare(
         self, direction: Direction, host: HostArray, memory: Any, granule: int, mechanism: Mechanism = "loop"
@@ -223,10 +240,11 @@ class TorchGpu:
 
     def _gathered(self, direction: Direction, host: HostArray, memory: Any, granule: int) -> Sequence[Any]:
         assert self._driver is not None  # else it is not among the mechanisms
-        with self._failing("map host memory"):
+        with self._failing("map host memory"), self._torch.cuda.device(self._device):
             there = mechanisms.mapped(self._torch, self._driver, host, self._device)
             target, source = (memory, there) if direction == "h2d" else (there, memory)
             gather = mechanisms.Gather(self._torch, target, source, granule)
+            self._torch.cuda.synchronize(self._device)  # its index is made on another stream than it runs on
         rest = len(host) // granule * granule
         return [gather, *self._looped(direction, host[rest:], memory[rest:], granule)]
 
@@ -245,9 +263,10 @@ class TorchGpu:
             load.step()
 
     def mark(self, stream: Any) -> Any:
-        event = self._torch.cuda.Event(enable_timing=True)
-        event.record(stream)
-        return event
+        with self._failing("copy"):
+            event = self._torch.cuda.Event(enable_timing=True)
+            event.record(stream)
+            return event
 
     def seconds(self, start: Any, end: Any) -> float:
         with self._failing("copy"):
@@ -301,8 +320,17 @@ def devices() -> tuple[TorchGpu, ...]:
         raise KvplanError("measuring a GPU needs torch with CUDA: install kvplan[gpu]")
     import torch
 
-    if not torch.cuda.is_available():
+    with warnings.catch_warnings(record=True) as said:  # where the driver does not start, torch warns why
+        warnings.simplefilter("always")
+        available = torch.cuda.is_available()
+    if not available:
         built = f"torch {torch.__version__}"
         why = "was built without CUDA" if torch.version.cuda is None else "finds no usable CUDA device"
-        raise KvplanError(f"measuring a GPU needs torch with CUDA, but {built} {why}: check the driver and kvplan[gpu]")
-    return tuple(TorchGpu(ordinal) for ordinal in range(torch.cuda.device_count()))
+        told = f" ({str(said[0].message).splitlines()[0]})" if said else ""
+        raise KvplanError(
+            f"measuring a GPU needs torch with CUDA, but {built} {why}{told}: check the driver and kvplan[gpu]"
+        )
+    try:
+        return tuple(TorchGpu(ordinal) for ordinal in range(torch.cuda.device_count()))
+    except RuntimeError as error:
+        raise KvplanError(f"measuring a GPU: CUDA does not start: {str(error).splitlines()[0]}") from None

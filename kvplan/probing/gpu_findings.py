@@ -14,19 +14,23 @@ from kvplan.units import show_bytes, show_rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """All that is known of one GPU when it has been measured; `missing` is why what was not."""
+    """All that is known of one GPU when it has been measured.
+
+    `node` is where its host memory really was; `missing` is why what was not measured was not.
+    """
 
     name: str
     device: GpuDevice | None
     pinning: Pinning
     state: LinkState
+    node: int | None
     measured: Sequence[Link | Contention | Pipeline]
     missing: Mapping[str, str]
 
 
 def findings(facts: Facts) -> tuple[Finding, ...]:
     """Errors first, then what to distrust, then what was not measured."""
-    found = [*_memory(facts), *_wrong(facts), *_link(facts), *_company(facts), *_missing(facts)]
+    found = [*_memory(facts), *_place(facts), *_wrong(facts), *_link(facts), *_company(facts), *_missing(facts)]
     return tuple(Finding(severity=one.severity, code=one.code, text=f"{facts.name}: {one.text}") for one in found)
 
 
@@ -41,6 +45,16 @@ def _memory(facts: Facts) -> Iterator[Finding]:
         yield Finding(severity="warning", code="gpu-pinning-limited", text=text)
 
 
+def _place(facts: Facts) -> Iterator[Finding]:
+    own = facts.device.numa_node if facts.device else None
+    if None not in (own, facts.node) and own != facts.node:
+        text = (
+            f"host memory came from node {facts.node}, but the GPU is at node {own}, whose memory or processors this "
+            "process may not use: run it, and the engine, where the GPU is"
+        )
+        yield Finding(severity="warning", code="gpu-memory-elsewhere", text=text)
+
+
 def _wrong(facts: Facts) -> Iterator[Finding]:
     wrong = sum("corrupt" in one.flags for one in facts.measured)
     if wrong:
@@ -50,6 +64,10 @@ def _wrong(facts: Facts) -> Iterator[Finding]:
 
 def _link(facts: Facts) -> Iterator[Finding]:
     device = facts.device
+    if facts.state.coherent:
+        text = "host memory is behind NVLink-C2C: the PCI Express link's generation and width say nothing of it"
+        yield Finding(severity="info", code="gpu-coherent", text=text)
+        return
     if device is None or facts.state.generation is None:
         return
     for what, now, best in (
@@ -70,7 +88,8 @@ def _company(facts: Facts) -> Iterator[Finding]:
         text = f"{state.other_processes} other processes use this GPU: stop them for a clean run"
         yield Finding(severity="warning", code="gpu-shared", text=text)
     if state.mig:
-        text = "is divided into instances (MIG): its link is shared with the others"
+        own = f", and the {show_bytes(facts.device.total_bytes)} are those of this instance" if facts.device else ""
+        text = f"is divided into instances (MIG): its link is shared with the others{own}"
         yield Finding(severity="warning", code="gpu-mig", text=text)
     if state.confidential:
         text = "confidential computing encrypts what crosses the link: expect far less"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,11 +14,12 @@ from msgspec.structs import replace
 from kvplan.documents import Contention, GpuDevice, Host, KvMove, Link, Pipeline
 from kvplan.errors import KvplanError
 from kvplan.probing import cuda, gpu_links, nvml
-from kvplan.probing.affinity import far_nodes, running_on
+from kvplan.probing.affinity import cpus_near, far_nodes, node_of, running_on
 from kvplan.probing.cuda import Gpu, HostArray
 from kvplan.probing.gpu_cells import BOTH_WAYS, Cell, cells
 from kvplan.probing.gpu_copies import Copies, Lane, Seen
 from kvplan.probing.gpu_extras import Extras, Rig, beside_decoding, through_drive
+from kvplan.probing.interrupts import finish
 from kvplan.probing.mechanisms import Mechanism
 from kvplan.probing.pinning import Arena, pin
 from kvplan.progress import Progress
@@ -37,7 +40,7 @@ class Run:
     ) -> None:
         self.gpu, self.device, self.arena, self.size, self.host, self.cpus = gpu, device, arena, size, host, cpus
         self.name = f"gpu{arena.report.gpu}"
-        self.node = device.numa_node if device else None
+        self.node: int | None = None
         self.random = np.random.default_rng(seed)
         self.base = cuda.base_words(size)
         self.state = nvml.LinkState()
@@ -49,6 +52,9 @@ class Run:
         pair = arena.pair(size)
         if pair is not None:
             hosts[True] = pair
+            asked = device.numa_node if device and cpus_near(device, host) else None
+            found = node_of(pair[0].ctypes.data)
+            self.node = asked if found is None else found
         self.streams = {way: gpu.stream() for way in BOTH_WAYS}
         memory = {way: gpu.allocate(size) for way in BOTH_WAYS}
         self.lanes = {
@@ -58,10 +64,12 @@ class Run:
         }
 
     def settle(self) -> None:
-        """Wait for every copy under way: host memory may not be given back before. A device that failed has none."""
-        for stream in self.streams.values():
-            with suppress(KvplanError):
-                self.gpu.wait(stream)
+        """Wait for every copy under way, whatever interrupts: host memory may not be given back before."""
+        finish([partial(self._drained, stream) for stream in self.streams.values()], again=True)
+
+    def _drained(self, stream: Any) -> None:
+        with suppress(KvplanError):  # a device that failed has no copies under way
+            self.gpu.wait(stream)
 
     def rig(self) -> Rig | None:
         """The page-locked lanes, with the mechanisms that worked; None where no memory could be page-locked."""
@@ -158,6 +166,10 @@ class Run:
         links = []
         with running_on(cpus), pin(self.gpu, self.arena.report.gpu, 2 * self.size, chunk=self.size) as arena:
             pair = arena.pair(self.size)
+            there = node_of(pair[0].ctypes.data) if pair else None
+            if there not in (None, node):
+                self.missing[f"memory of node {node}"] = f"this process is given memory of node {there} instead"
+                return []
             try:
                 for way, buffer in zip(BOTH_WAYS, pair or (), strict=False):
                     lane = dataclasses.replace(self.lanes[True, way], host=buffer)

@@ -46,6 +46,25 @@ def _wait(waiting: list[threading.Thread], started_by: float) -> None:
             time.sleep(_LOOK_S)
 
 
+def finish(steps: Iterable[Callable[[], object]], again: bool = False) -> None:
+    """Every step of a clean-up, whatever a signal raises meanwhile; the first of it is raised at last.
+
+    `again`: a step that was cut short is taken once more, where that does no harm.
+    """
+    raised: BaseException | None = None
+    for step in steps:
+        while True:
+            try:
+                step()
+            except (KeyboardInterrupt, SystemExit) as error:
+                raised = raised or error
+                if again:
+                    continue
+            break
+    if raised is not None:
+        raise raised
+
+
 @contextmanager
 def heeded(progress: Progress) -> Iterator[Progress]:
     """`progress`, which raises what a handler of SIGINT or SIGTERM raised and nobody heard.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from kvplan.errors import KvplanError
+from kvplan.probing.nvml import pci_address
 
 Mechanism = Literal["loop", "batch", "gather"]
 Direction = Literal["h2d", "d2h"]
@@ -22,6 +23,7 @@ WORDS: dict[str, str] = {
     "gather": "gather kernel (index_select) on mapped host memory",
 }
 _WORD = 8
+_ADDRESS = 32  # bytes for a PCI address
 _STREAM_ORDER = 1  # the source is read when the stream gets there, the only order that is always safe
 
 
@@ -63,6 +65,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuMemcpyBatchAsync_v2": (*_BATCH, ctypes.c_void_p),
     "cuMemcpyBatchAsync": (*_BATCH, ctypes.c_void_p, ctypes.c_void_p),
     "cuMemHostGetDevicePointer_v2": (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
+    "cuDeviceGet": (ctypes.c_void_p, ctypes.c_int),
+    "cuDeviceGetPCIBusId": (ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
     "cuGetErrorName": (ctypes.c_int, ctypes.POINTER(ctypes.c_char_p)),
 }
 
@@ -110,6 +114,14 @@ class Driver:
             raise KvplanError("cuMemHostGetDevicePointer: not in this driver")
         self.check("cuMemHostGetDevicePointer", ask(ctypes.byref(found), host, 0))
         return int(found.value)
+
+    def pci(self, ordinal: int) -> str | None:
+        """The PCI address of device `ordinal`, as CUDA_VISIBLE_DEVICES numbers them; None where it is not told."""
+        get, ask = (self._functions.get(name) for name in ("cuDeviceGet", "cuDeviceGetPCIBusId"))
+        handle, text = ctypes.c_int(0), ctypes.create_string_buffer(_ADDRESS)
+        if get is None or ask is None or get(ctypes.byref(handle), ordinal) or ask(text, _ADDRESS, handle.value):
+            return None
+        return pci_address(text.value.decode())
 
     def check(self, what: str, status: int) -> None:
         """Raise KvplanError for any status but success."""

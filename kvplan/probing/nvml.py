@@ -20,7 +20,10 @@ class NoNvml(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkState:
-    """The link to one GPU and what disturbs it at one moment. Read it under load: an idle link slows down by design."""
+    """The link to one GPU and what disturbs it at one moment. Read it under load: an idle link slows down by design.
+
+    `coherent`: host memory is reached over NVLink-C2C (GH200 and its like), of which the PCI Express link says nothing.
+    """
 
     generation: int | None = None
     width: int | None = None
@@ -28,6 +31,7 @@ class LinkState:
     other_processes: int | None = None
     mig: bool | None = None
     confidential: bool | None = None
+    coherent: bool | None = None
 
 
 # Reasons that lower clocks against the user's wish, by their bit; being idle or capped by a setting is not one.
@@ -87,9 +91,12 @@ def _device(nvml: Any, index: int, numa_node: Callable[[str], int | None]) -> Gp
 
 
 def pci_address(text: str) -> str | None:
-    """'0000:3b:00.0', as sysfs writes it, from NVML's '00000000:3B:00.0'."""
+    """'0000:3b:00.0', as sysfs writes it, from the driver's '00000000:3B:00.0'. Domains may be longer than 16 bits."""
     domain, _, rest = text.lower().partition(":")
-    return f"{domain[-4:].rjust(4, '0')}:{rest}" if rest else None
+    try:
+        return f"{int(domain, 16):04x}:{rest}" if rest else None
+    except ValueError:
+        return None
 
 
 def devices(numa_node: Callable[[str], int | None]) -> tuple[GpuDevice, ...]:
@@ -112,6 +119,12 @@ def _confidential(nvml: Any) -> bool | None:
     state = _ask(nvml, "nvmlSystemGetConfComputeState")
     feature = getattr(state, "ccFeature", None)
     return None if feature is None else bool(feature)
+
+
+def _coherent(nvml: Any, handle: Any) -> bool | None:
+    """Whether host memory is behind NVLink-C2C."""
+    enabled = getattr(_ask(nvml, "nvmlDeviceGetC2cModeInfoV1", handle), "isC2cEnabled", None)
+    return None if enabled is None else bool(enabled)
 
 
 def _throttles(nvml: Any, handle: Any) -> int:
@@ -144,6 +157,7 @@ def link_state(pci: str) -> LinkState:
                 other_processes=_others(processes),
                 mig=_mig(nvml, handle),
                 confidential=_confidential(nvml),
+                coherent=_coherent(nvml, handle),
             )
     except NoNvml:
         return LinkState()
