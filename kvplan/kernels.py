@@ -22,6 +22,11 @@ def compiled(function: F) -> F:
         return njit(nogil=True)(function)  # type: ignore[no-any-return]
 
 
+def part(function: F) -> F:
+    """A function that only compiled loops call: no way into it from Python, which would take as long to compile."""
+    return njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)  # type: ignore[no-any-return]
+
+
 def must_compile(kernel: Any) -> bool:
     """Whether calling `kernel` will compile it: no machine code for this source is in memory or on disk."""
     if kernel.signatures:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from kvplan.documents import Machine, ResidencyPolicy, ResidentModel
-from kvplan.kernels import announce, compiled
+from kvplan.kernels import announce, compiled, part
 from kvplan.progress import Progress
 from kvplan.resident import arrays
 from kvplan.resident.table import Log, Unit
@@ -24,11 +24,18 @@ World: TypeAlias = Any  # inside a compiled loop: arrays.World
 Record: TypeAlias = Any  # one unit or request of it
 Heap: TypeAlias = list[Any]
 
-DONE, LOADED, STOPPED, LEAVES, HELD, KEEP, SLEEP, COUNTED = range(8)
-UNLOADED, LOADING, READY, BUSY, SLEEPING, STOPPING = range(6)
-WAITING, SERVING, SERVED, INTERRUPTED, LEFT = range(5)
-EXACT, LEAKS, MISSES, STALE = range(4)
-LRU, LRU_BUSY, LRU_LOADING, KEEP_ALIVE = range(4)
+
+def _named(*numbers: int) -> Any:
+    """Constants as whole numbers of 64 bits: of a plain one a function is compiled anew for each that it is given."""
+    return map(np.int64, numbers)
+
+
+DONE, LOADED, STOPPED, LEAVES, HELD, KEEP, SLEEP, COUNTED = _named(*range(8))
+UNLOADED, LOADING, READY, BUSY, SLEEPING, STOPPING = _named(*range(6))
+WAITING, SERVING, SERVED, INTERRUPTED, LEFT = _named(*range(5))
+EXACT, LEAKS, MISSES, STALE = _named(*range(4))
+LRU, LRU_BUSY, LRU_LOADING, KEEP_ALIVE = _named(*range(4))
+NONE, ONE, NOBODY = _named(0, 1, -1)
 
 
 class Compiled:
@@ -74,13 +81,13 @@ def announced(progress: Progress) -> None:
 # ---------------------------------------------------------------------------------------------- requests
 
 
-@compiled
+@part
 def _push(w: World, heap: Heap, time: float, kind: int, which: int, more: int) -> None:
     w.tally.order += 1
     heapq.heappush(heap, (time, np.int64(kind), w.tally.order, np.int64(which), np.int64(more)))
 
 
-@compiled
+@part
 def _serve(w: World, heap: Heap, request: int, unit: Record) -> None:
     tally, one = w.tally, w.requests[request]
     tally.order += 1
@@ -92,7 +99,7 @@ def _serve(w: World, heap: Heap, request: int, unit: Record) -> None:
     one.next, one.before = unit.first, -1
     unit.first = request
     unit.running += 1
-    _count(w, heap, unit, request, 1)
+    _count(w, heap, unit, request, ONE)
     one.status = SERVING
     one.wait = tally.now - one.time
     lasts = one.service
@@ -103,7 +110,7 @@ def _serve(w: World, heap: Heap, request: int, unit: Record) -> None:
         _idle(w, heap, unit)
 
 
-@compiled
+@part
 def _count(w: World, heap: Heap, unit: Record, request: int, change: int) -> None:
     rules = w.rules
     kind = rules.busy_count
@@ -117,7 +124,7 @@ def _count(w: World, heap: Heap, unit: Record, request: int, change: int) -> Non
         _held_idle(w, unit)
 
 
-@compiled
+@part
 def _held_idle(w: World, unit: Record) -> None:
     now = w.tally.now
     held = unit.state == READY and unit.counted > 0
@@ -128,7 +135,7 @@ def _held_idle(w: World, unit: Record) -> None:
         unit.held_since = -1.0
 
 
-@compiled
+@part
 def _context(w: World, one: Record, unit: Record) -> float:
     rules, model, key = w.rules, w.models[one.model], w.keys[one.key]
     held = key.generation == unit.generation
@@ -149,7 +156,7 @@ def _context(w: World, one: Record, unit: Record) -> float:
     return seconds
 
 
-@compiled
+@part
 def _finish(w: World, heap: Heap, request: int, unit: Record) -> bool:
     one = w.requests[request]
     one.status = SERVED
@@ -160,7 +167,7 @@ def _finish(w: World, heap: Heap, request: int, unit: Record) -> bool:
     if one.next >= 0:
         w.requests[one.next].before = one.before
     unit.running -= 1
-    _count(w, heap, unit, request, -1)
+    _count(w, heap, unit, request, -ONE)
     if not unit.running:
         _enter(w, unit, READY)
     if unit.counted:
@@ -169,7 +176,7 @@ def _finish(w: World, heap: Heap, request: int, unit: Record) -> bool:
     return w.tally.queued > 0  # type: ignore[no-any-return]
 
 
-@compiled
+@part
 def _leave(w: World, heap: Heap, request: int) -> bool:
     one = w.requests[request]
     unit = w.units[one.unit]
@@ -185,7 +192,7 @@ def _leave(w: World, heap: Heap, request: int) -> bool:
     return True
 
 
-@compiled
+@part
 def _arrive(w: World, heap: Heap, request: int) -> bool:
     tally, one = w.tally, w.requests[request]
     unit = w.units[one.unit]
@@ -200,7 +207,7 @@ def _arrive(w: World, heap: Heap, request: int) -> bool:
     unit.last_waiter = request
     unit.waiting += 1
     if one.timeout != np.inf:
-        _push(w, heap, tally.now + one.timeout, LEAVES, request, 0)
+        _push(w, heap, tally.now + one.timeout, LEAVES, request, NONE)
     if unit.state == LOADING or unit.queued:
         return False
     if unit.state == SLEEPING and tally.bytes + unit.bytes <= w.rules.budget:
@@ -215,7 +222,7 @@ def _arrive(w: World, heap: Heap, request: int) -> bool:
 # ---------------------------------------------------------------------------------------------- models
 
 
-@compiled
+@part
 def _enter(w: World, unit: Record, state: int) -> None:
     tally = w.tally
     old, lasted = unit.state, tally.now - unit.since
@@ -235,7 +242,7 @@ def _enter(w: World, unit: Record, state: int) -> None:
         _held_idle(w, unit)
 
 
-@compiled
+@part
 def _load(w: World, heap: Heap, unit: Record) -> None:
     tally = w.tally
     if unit.state != SLEEPING:
@@ -256,7 +263,7 @@ def _load(w: World, heap: Heap, unit: Record) -> None:
     _push(w, heap, tally.now + lasts, LOADED, unit.index, unit.generation)
 
 
-@compiled
+@part
 def _loaded(w: World, heap: Heap, unit: Record) -> None:
     _enter(w, unit, READY)
     if unit.queued:
@@ -267,7 +274,7 @@ def _loaded(w: World, heap: Heap, unit: Record) -> None:
         _idle(w, heap, unit)
 
 
-@compiled
+@part
 def _release(w: World, heap: Heap, unit: Record) -> None:
     request = unit.first_waiter
     unit.first_waiter = unit.last_waiter = -1
@@ -280,7 +287,7 @@ def _release(w: World, heap: Heap, unit: Record) -> None:
         request = following
 
 
-@compiled
+@part
 def _idle(w: World, heap: Heap, unit: Record) -> None:
     rules, now = w.rules, w.tally.now
     if unit.pinned:
@@ -293,10 +300,10 @@ def _idle(w: World, heap: Heap, unit: Record) -> None:
         w.deadlines[clock - KEEP, unit.index] = max(since + after, now)
         if not w.timers[clock - HELD, unit.index]:
             w.timers[clock - HELD, unit.index] = True
-            _push(w, heap, w.deadlines[clock - KEEP, unit.index], clock, unit.index, 0)
+            _push(w, heap, w.deadlines[clock - KEEP, unit.index], clock, unit.index, NONE)
 
 
-@compiled
+@part
 def _clock(w: World, heap: Heap, unit: Record, clock: int) -> bool:
     w.timers[clock - HELD, unit.index] = False
     awake = unit.state == READY or unit.state == BUSY or (clock == KEEP and unit.state == SLEEPING)
@@ -305,10 +312,10 @@ def _clock(w: World, heap: Heap, unit: Record, clock: int) -> bool:
     deadline = w.deadlines[clock - KEEP, unit.index]
     if w.tally.now < deadline:
         w.timers[clock - HELD, unit.index] = True
-        _push(w, heap, deadline, clock, unit.index, 0)
+        _push(w, heap, deadline, clock, unit.index, NONE)
         return False
     if clock == KEEP:
-        _evict(w, heap, unit, KEEP_ALIVE, -1)
+        _evict(w, heap, unit, KEEP_ALIVE, NOBODY)
         return True
     if unit.state != READY:
         return False
@@ -321,12 +328,12 @@ def _clock(w: World, heap: Heap, unit: Record, clock: int) -> bool:
 # ---------------------------------------------------------------------------------------------- room
 
 
-@compiled
+@part
 def _fits(w: World, count: int, size: int) -> bool:
     return count <= w.rules.most and size <= w.rules.budget  # type: ignore[no-any-return]
 
 
-@compiled
+@part
 def _tick(w: World, heap: Heap) -> None:
     tally = w.tally
     if tally.queued:
@@ -340,12 +347,13 @@ def _tick(w: World, heap: Heap) -> None:
         _reopen(w, heap)
 
 
-@compiled
+@part
 def _make_room(w: World, heap: Heap) -> None:
     tally = w.tally
     count, size = tally.count - tally.leaving_count, tally.bytes - tally.leaving_bytes
     queued, queue = tally.queued, w.scratch[0]
-    queue[:queued] = w.queue[:queued]  # an eviction may take a place out of the queue itself
+    for place in range(queued):  # an eviction may take a place out of the queue itself
+        queue[place] = w.queue[place]
     for place in range(queued):
         unit = w.units[queue[place]]
         if not unit.queued or unit.state in (LOADING, READY, BUSY):
@@ -368,7 +376,7 @@ def _make_room(w: World, heap: Heap) -> None:
             _evict(w, heap, victim, reason, unit.index)
 
 
-@compiled
+@part
 def _held(w: World, heap: Heap, head: Record) -> bool:
     rules = w.rules
     until = head.queued_at + rules.batch_s
@@ -376,11 +384,11 @@ def _held(w: World, heap: Heap, head: Record) -> bool:
         return False
     if not w.timers[0, head.index]:
         w.timers[0, head.index] = True
-        _push(w, heap, until, HELD, head.index, 0)
+        _push(w, heap, until, HELD, head.index, NONE)
     return True
 
 
-@compiled
+@part
 def _victims(w: World, head: Record, count: int, size: int) -> int:
     """How many of the least recently used that may go make room, in scratch[1]; none where all are not enough."""
     units, able = w.units, w.scratch[1]
@@ -402,7 +410,7 @@ def _victims(w: World, head: Record, count: int, size: int) -> int:
     return 0
 
 
-@compiled
+@part
 def _may_go(w: World, unit: Record, head: Record) -> bool:
     if unit.pinned or unit.index == head.index or unit.state == UNLOADED or unit.state == STOPPING:
         return False
@@ -411,7 +419,7 @@ def _may_go(w: World, unit: Record, head: Record) -> bool:
     return unit.state != LOADING and not unit.counted
 
 
-@compiled
+@part
 def _refuse(w: World, head: Record) -> None:
     any_closed, least = False, -1
     units, refused_for = w.units, w.refused_for
@@ -429,7 +437,7 @@ def _refuse(w: World, head: Record) -> None:
         units[least].closed = True
 
 
-@compiled
+@part
 def _reopen(w: World, heap: Heap) -> None:
     units = w.units
     for index in range(units.size):
@@ -441,7 +449,7 @@ def _reopen(w: World, heap: Heap) -> None:
                 _release(w, heap, unit)
 
 
-@compiled
+@part
 def _unqueue(w: World, unit: Record) -> None:
     tally, queue = w.tally, w.queue
     place = 0
@@ -451,10 +459,11 @@ def _unqueue(w: World, unit: Record) -> None:
     for following in range(place, tally.queued):
         queue[following] = queue[following + 1]
     unit.queued = False
-    w.refused_for[:, unit.index] = False
+    for other in range(w.units.size):
+        w.refused_for[other, unit.index] = False
 
 
-@compiled
+@part
 def _evict(w: World, heap: Heap, unit: Record, reason: int, wanted_by: int) -> None:
     tally = w.tally
     interrupted = 0
@@ -484,12 +493,12 @@ def _evict(w: World, heap: Heap, unit: Record, reason: int, wanted_by: int) -> N
     tally.leaving_bytes += unit.leaving_bytes
     _enter(w, unit, STOPPING)
     if lasts > 0:
-        _push(w, heap, tally.now + lasts, STOPPED, unit.index, 0)
+        _push(w, heap, tally.now + lasts, STOPPED, unit.index, NONE)
     else:
         _gone(w, unit)
 
 
-@compiled
+@part
 def _note(w: World, unit: Record, reason: int, wanted_by: int, interrupted: int) -> None:
     tally = w.tally
     w.evictions[unit.index, reason] += 1
@@ -500,7 +509,7 @@ def _note(w: World, unit: Record, reason: int, wanted_by: int, interrupted: int)
     tally.swap_count += 1
 
 
-@compiled
+@part
 def _saving(w: World, unit: Record) -> float:
     rules = w.rules
     if not rules.saved or rules.save_rate == 0:
@@ -510,13 +519,13 @@ def _saving(w: World, unit: Record) -> float:
     return seconds  # type: ignore[no-any-return]
 
 
-@compiled
+@part
 def _empty(unit: Record) -> None:
     unit.generation += 1
     unit.held_bytes = 0
 
 
-@compiled
+@part
 def _gone(w: World, unit: Record) -> None:
     tally = w.tally
     tally.leaving_count -= unit.count
@@ -529,7 +538,7 @@ def _gone(w: World, unit: Record) -> None:
 # ---------------------------------------------------------------------------------------------- time
 
 
-@compiled
+@part
 def _happen(w: World, heap: Heap, kind: int, which: int, more: int) -> bool:
     if kind == DONE:
         one = w.requests[which]
@@ -553,7 +562,7 @@ def _happen(w: World, heap: Heap, kind: int, which: int, more: int) -> bool:
     return _clock(w, heap, unit, kind)
 
 
-@compiled
+@part
 def _recount(w: World, heap: Heap, unit: Record, change: int) -> bool:
     unit.counted += change
     _held_idle(w, unit)
@@ -563,13 +572,13 @@ def _recount(w: World, heap: Heap, unit: Record, change: int) -> bool:
     return w.tally.queued > 0  # type: ignore[no-any-return]
 
 
-@compiled
+@part
 def _play(w: World) -> None:
     """Let everything happen in order of time: what is due by a request's arrival, the request, the rest."""
     one = np.int64(0)
     heap: Heap = [(0.0, one, one, one, one)]
     heap.clear()
-    request, requests = 0, w.requests
+    request, requests = NONE, w.requests
     while heap or request < requests.size:
         if request < requests.size and (not heap or heap[0][0] > requests[request].time):
             w.tally.now = requests[request].time
