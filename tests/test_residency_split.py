@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from records import replace
 
 from kvplan import cli
-from kvplan.documents import Machine, Plan, ResidencyPolicy, ResidentModel, TierPoint
+from kvplan.documents import Machine, MemorySplit, Plan, ResidencyPolicy, ResidentModel, TierPoint
 from kvplan.errors import KvplanError, LimitError
 from kvplan.files import dump, parse, wrap
 from kvplan.report import markdown, sections
@@ -199,3 +199,21 @@ def test_the_command_divides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert data["split"]["best_bytes"] == 8 * GB
     assert data["machine"]["host_kv_bytes"] == 8 * GB
     assert data["shared"]["every_swap_cold"] is False
+
+
+def severity(machine: Machine, split: MemorySplit | None) -> str:
+    made = residency(machine, MODELS, turns(61), ONE, split=split, searched=False)
+    return next(one.severity for one in made.findings if one.code == "host-memory")
+
+
+def test_a_size_that_costs_the_models_as_much_as_the_plans_own_is_said_without_alarm() -> None:
+    """8 GB and 9 GB both leave the files their room: the larger one spares a little more, and neither hurts."""
+    plan = planned((8 * GB, 100.0), (9 * GB, 101.0), takes=8 * GB)
+    machine, split = share(MACHINE, MODELS, turns(61), ONE, plan)
+    assert split is not None
+    assert split.best_bytes == 9 * GB
+    assert "costs the models no more than no tier" in split.why
+    assert "would spare 100 s an hour of prefill and cost the models as much" in split.why
+    assert severity(machine, split) == "info"
+    hurting = planned((8 * GB, 100.0), (16 * GB, 101.0), takes=16 * GB)
+    assert severity(*share(MACHINE, MODELS, turns(61), ONE, hurting)) == "warning"

@@ -93,8 +93,15 @@ def _divided(split: MemorySplit | None) -> Iterator[Finding]:
         return
     given = f"{show_bytes(split.best_bytes)} of host memory to the KV tier" if split.best_bytes else "No KV tier"
     each = " of each replica" if split.replicas > 1 and split.best_bytes else ""
-    severity: Severity = "info" if split.best_bytes == split.plan_bytes else "warning"
+    severity: Severity = "info" if _as_good_for_models(split) else "warning"
     yield _found(severity, "host-memory", f"{given}{each}. {split.why}")
+
+
+def _as_good_for_models(split: MemorySplit) -> bool:
+    """Whether the plan's own size costs the models no more than the best one."""
+    own = next((point for point in split.points if point.host_kv_bytes == split.plan_bytes), None)
+    cost = [(one.harm, one.loading_s_per_hour + one.reprefill_s_per_hour) for one in (own, split.best) if one]
+    return own is not None and cost[0] <= cost[1]
 
 
 def _page_cache(shared: SharedMemory, models: Sequence[ResidentModel], machine: Machine) -> Iterator[Finding]:

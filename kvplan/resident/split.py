@@ -156,13 +156,15 @@ def _against(best: SplitPoint, other: SplitPoint, name: str) -> str:
     more = _lost(best) - _lost(other)
     if more > 0:
         return f"{tier} and costs the models {show_duration(more)} more than {name}"
-    return f"{tier} and costs the models nothing"
+    return f"{tier} and costs the models no more than {name}"
 
 
 def _costs(rival: SplitPoint, best: SplitPoint) -> str:
     if rival.harm > best.harm:
         return f"cut, leave unserved or put beyond memory {rival.harm - best.harm:,} more"
     saved = show_duration(max(0.0, rival.kv_saved_s_per_hour))
+    if _lost(rival) == _lost(best):
+        return f"would spare {saved} an hour of prefill and cost the models as much"
     return (
         f"would spare {saved} an hour of prefill and cost the models {show_duration(_lost(rival))} of loading and "
         + (f"re-prefilling, where this costs them {show_duration(_lost(best))}")
