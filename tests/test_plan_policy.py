@@ -802,3 +802,19 @@ def test_a_context_that_leaves_no_room_for_one_sequence_is_an_error_of_the_plan(
     )
     assert "context-does-not-fit" not in codes(short)
     assert f"--max-model-len {most.replace(',', '')}" in short.config["vllm"]
+
+
+def test_a_drive_too_slow_for_the_prefixes_there_are_is_not_said_to_add_no_reuse() -> None:
+    """What it would add is there in the log; it is only quicker to compute it again at these lengths."""
+    document = samples.probe()
+    gpu_links = tuple(cell for cell in document.data.links if cell.direction not in ("read", "write"))
+    said = {}
+    for rate in (0.2, 30.0):
+        cells = (samples.link("read", 2 * 2**20, 1, rate), samples.link("write", 2 * 2**20, 1, rate))
+        slow = replace(document, data=replace(document.data, links=(*gpu_links, *cells)))
+        plan = planned(Policy(host_memory_bytes=64 * GiB, minimum_disk_life_s=0.0), probe=slow)
+        assert plan.budgets.host.hit_ratio < max(point.hit_ratio for point in plan.curve if point.tier == "disk")
+        said[rate] = plan.budgets.disk.why
+    assert re.search(r"quicker than recomputing from \d[\d.,]* [kM] tokens on, and .* are shorter prefixes", said[0.2])
+    assert "no reuse" not in said[0.2]
+    assert "quicker than recomputing" not in said[30.0]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from kvplan.documents import Limit
-from kvplan.planning.choice import Case, Option, Outcome, Tier, best_of
+from kvplan.planning.choice import Case, Level, Option, Outcome, Tier, best_of
 from kvplan.planning.economics import break_even_length
 from kvplan.planning.facts import Facts
-from kvplan.units import show_bytes, show_duration, show_percent
+from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
 WIDE = 0.01
 
@@ -42,12 +43,13 @@ def exceeded(limits: Iterable[Limit]) -> str:
 
 def why_host(facts: Facts, case: Case, outcome: Outcome) -> str:
     """Why the host tier gets what it gets."""
-    return _why(facts, case, case.host, outcome.host, outcome.host_options, "host memory")
+    return _why(facts, case, _Side(case.host, outcome.host, outcome.host_options, outcome.base, "host memory"))
 
 
 def why_disk(facts: Facts, case: Case, outcome: Outcome) -> str:
     """Why the disk tier gets what it gets."""
-    return _why(facts, case, case.disk, outcome.disk, outcome.disk_options, "disk")
+    nearer = outcome.host.level if outcome.host else outcome.base
+    return _why(facts, case, _Side(case.disk, outcome.disk, outcome.disk_options, nearer, "disk"))
 
 
 def no_tier(facts: Facts, case: Case, outcome: Outcome) -> str:
@@ -57,9 +59,19 @@ def no_tier(facts: Facts, case: Case, outcome: Outcome) -> str:
     return why_disk(facts, case, outcome)
 
 
-def _why(
-    facts: Facts, case: Case, tier: Tier | None, option: Option | None, sizes: tuple[Option, ...], name: str
-) -> str:
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One tier, the size chosen of it, every size considered, and what is held nearer to the GPU."""
+
+    tier: Tier | None
+    option: Option | None
+    sizes: tuple[Option, ...]
+    nearer: Level
+    name: str
+
+
+def _why(facts: Facts, case: Case, side: _Side) -> str:
+    tier, option, name = side.tier, side.option, side.name
     if option:
         return (
             f"{_size(option)} gain {show_duration(option.net_s)} of GPU time an hour: {show_duration(option.saved_s)} "
@@ -69,17 +81,24 @@ def _why(
         return _absent(facts, name)
     if not facts.workload.curve or not facts.workload.ceiling_hit_ratio:
         return "the log reuses no prefix"
-    if math.isinf(break_even_length(case.prefill, tier.path)):
+    pays = break_even_length(case.prefill, tier.path)
+    if math.isinf(pays):
         return f"recomputing is quicker than loading from {name} at every length"
-    return _unpaid(facts, tier, sizes, name)
+    return _unpaid(facts, tier, side, pays)
 
 
-def _unpaid(facts: Facts, tier: Tier, sizes: tuple[Option, ...], name: str) -> str:
-    """Why no size of a tier that exists was chosen."""
+def _unpaid(facts: Facts, tier: Tier, side: _Side, pays: float) -> str:
+    """Why no size of a tier that exists was chosen; loading from it pays from `pays` tokens on."""
+    sizes, name = side.sizes, side.name
     if not sizes:
         room = f" ({show_bytes(tier.limit_bytes)} available)" if tier.limit_bytes is not None else ""
         return f"no size of {name} fits{room}"
     if not any(option.loaded_tokens for option in sizes):
+        if any(option.level.low.hit_ratio > side.nearer.high.hit_ratio for option in sizes):
+            return (
+                f"loading from {name} is quicker than recomputing from {show_tokens(math.ceil(pays))} tokens on, and "
+                f"what {_size(sizes[-1])} would add are shorter prefixes"
+            )
         inside = "repeats what is held nearer to the GPU and " if tier.inclusive else ""
         return f"{name} up to {_size(sizes[-1])} {inside}adds no reuse that the log shows"
     best = best_of(sizes)

@@ -133,7 +133,7 @@ def _badge(provenance: str) -> str:
 def _fact(fact: Fact) -> str:
     size = " long" if len(fact.value) > _LONG_VALUE else ""
     badge = f" {_badge(fact.provenance)}" if fact.provenance else ""
-    note = f'<dd class="note">{escape(fact.note)}{badge}</dd>' if fact.note or badge else ""
+    note = f'<dd class="note">{words(fact.note)}{badge}</dd>' if fact.note or badge else ""
     return f'<div><dt>{escape(fact.label)}</dt><dd class="value{size}">{escape(fact.value)}</dd>{note}</div>'
 
 
