@@ -102,8 +102,15 @@ bench-residency: $(VENV)/.dev ## CPU seconds and memory of a million requests ov
 exhaustive-residency: $(VENV)/.dev ## Every sequence of up to seven events over three models, but for their names: 900,000, minutes.
 	PYTHONPATH=tests $(BIN)/python tests/test_residency_exhaustive.py
 
-gpu-check: $(VENV)/.dev ## On a GPU host: measure its links in under five minutes and print one page.
-	$(BIN)/python benchmarks/gpu_check.py
+gpu-check: ## On a GPU host: measure its links in under five minutes and print one page; CHECK="--disk DIR --output FILE" adds.
+	@if $(PYTHON) benchmarks/gpu_check.py --ready; then $(PYTHON) benchmarks/gpu_check.py $(CHECK); \
+	else $(MAKE) --no-print-directory $(VENV)-gpu/.gpu && $(VENV)-gpu/bin/python benchmarks/gpu_check.py $(CHECK); fi
+
+$(VENV)-gpu/.gpu:
+	@echo "building $(VENV)-gpu: a torch that $(PYTHON) has is used, else PyPI's with CUDA is fetched, 3 GB"
+	$(PYTHON) -m venv --system-site-packages $(VENV)-gpu
+	$(VENV)-gpu/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[gpu]"
+	@touch $@
 
 $(VENV)-aiperf/.aiperf:
 	@echo "building $(VENV)-aiperf: PyPI aiperf, 1.2 GB"

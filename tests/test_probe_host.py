@@ -302,8 +302,8 @@ def test_cuda_that_does_not_start_is_no_gpu_and_says_why(gpu_machine: Path, monk
     calls = {"is_available": lambda: True, "device_count": lambda: 1, "get_device_properties": lost}
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="9.9", cuda=SimpleNamespace(**calls)))
     assert probe_host.inventory(gpu_machine, {}).gpu_status == (
-        "no GPU: nvidia-ml-py is not installed, and CUDA does not start: CUDA error: all CUDA-capable devices are busy or "
-        "unavailable"
+        "no GPU: nvidia-ml-py is not installed, and CUDA does not start: CUDA error: all CUDA-capable devices are busy "
+        "or unavailable"
     )
 
 
