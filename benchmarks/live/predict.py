@@ -1,14 +1,16 @@
-"""What kvplan's own code says of a schedule on vLLM: the reuse kernel one by one, the simulator side by side."""
+"""What kvplan's own code says of a schedule: the reuse kernel for vLLM one by one, the simulator for all else."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from kvplan import reuse, simulate
-from kvplan.documents import Arm, EngineModel, Loop, Requests
+from kvplan.documents import Arm, EngineModel, LinkModel, Loop, Requests, Slots
 from kvplan.profiling import whatif
 from live.client import Answer
 
@@ -55,23 +57,59 @@ def engine(blocks: int, block_tokens: int, answers: Sequence[Answer]) -> EngineM
 
     The hits hang on the order in which requests end, and little on how long they take.
     """
-    fresh = np.array([answer.prompt_tokens - (answer.cached_tokens or 0) for answer in answers], float)
-    first = np.array([answer.ttft_s or 0.0 for answer in answers])
-    slope, start = np.polyfit(fresh, first, 1)
+    fresh = [answer.prompt_tokens - (answer.cached_tokens or 0) for answer in answers]
+    first = [answer.ttft_s or 0.0 for answer in answers]
     steps = [(answer.end_s - (answer.first_s or 0.0)) / max(1, answer.output_tokens - 1) for answer in answers]
     return EngineModel(
         kv_tokens=(blocks - 1) * block_tokens,
         block_tokens=block_tokens,
         tier_bytes_per_token=1,
-        t0_s=max(float(start), 1e-4),
-        a_s_per_token=max(float(slope), 1e-7),
-        b_s_per_token_sq=0.0,
-        weights_s=max(float(np.median(steps)), 1e-5),
-        kv_s_per_token=0.0,
         max_num_batched_tokens=4096,
         output_blocks="keep",
         same_step_hits=True,
+        **step_times(fresh, first, steps),
     )
+
+
+def step_times(fresh: Sequence[int], first_s: Sequence[float], steps_s: Sequence[float]) -> dict[str, Any]:
+    """Seconds of a step from answers that came one by one: tokens computed, time to first token, of a later token."""
+    slope, start = np.polyfit(np.array(fresh, float), np.array(first_s, float), 1)
+    return {
+        "t0_s": max(float(start), 1e-4),
+        "a_s_per_token": max(float(slope), 1e-7),
+        "b_s_per_token_sq": 0.0,
+        "weights_s": max(float(np.median(steps_s)), 1e-5),
+        "kv_s_per_token": 0.0,
+    }
+
+
+def slot_engine(
+    slots: int, context: int, unified: bool, block_tokens: int, kv_bytes_per_token: int, times: dict[str, Any]
+) -> EngineModel:
+    """llama-server on this machine as the simulator sees it, each slot with `context` tokens; contexts are copied as
+    fast as this program copies memory."""
+    rate = copies_per_s()
+    return EngineModel(
+        kv_tokens=context if unified else slots * context,
+        block_tokens=block_tokens,
+        tier_bytes_per_token=kv_bytes_per_token,
+        max_num_batched_tokens=2048,
+        output_blocks="keep",
+        slots=Slots(count=slots, context_tokens=context, unified=unified),
+        host_link=LinkModel(load_bytes_per_s=rate, store_bytes_per_s=rate),
+        **times,
+    )
+
+
+def copies_per_s(size: int = 64 << 20) -> float:
+    """Bytes that one core copies in a second from memory to memory, the median of seven."""
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    seconds = []
+    for _ in range(7):
+        begin = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - begin)
+    return size / float(np.median(seconds))
 
 
 def side_by_side(requests: Requests, model: EngineModel, concurrency: int) -> int:
