@@ -224,6 +224,9 @@ def _memory(
     total = options.gpu_memory_bytes or (options.gpu.memory_bytes if options.gpu else None)
     if options.kv_memory_bytes is None and total is None:
         return None, ()
+    if total is not None and (options.kv_memory_bytes or 0) > total:
+        asked = show_bytes(options.kv_memory_bytes or 0)
+        raise UsageError(f"--kv-memory {asked} is more than the {show_bytes(total)} of one GPU: it counts by rank")
     if options.kv_memory_bytes is None and weights is None:
         text = f"the weights of model type {model.ref.model_type!r} are not known, nor what they leave for the cache"
         text += ": give the folder with its safetensors files, or --kv-memory"

@@ -100,6 +100,13 @@ def test_estimate_json_is_one_document_and_nothing_else(run: Run, folder: Path) 
     assert document["data"]["kv"]["bytes_per_token"] == 131072
 
 
+def test_models_side_by_side_may_be_named_either_way(run: Run, folder: Path) -> None:
+    named = ("--model", "llama-3.1-8b", "--model", "qwen3-8b"), ("llama-3.1-8b", "qwen3-8b")
+    first, second = (json.loads(run("estimate", *words, "--json").out)["data"] for words in named)
+    assert first == second
+    assert [one["model"]["id"] for one in first["estimates"]] == ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"]
+
+
 def test_the_same_input_gives_the_same_data(run: Run, folder: Path) -> None:
     first, second = (json.loads(run("workload", "trace.jsonl", "--json").out)["data"] for _ in range(2))
     assert first == second

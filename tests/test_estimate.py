@@ -216,6 +216,35 @@ def test_memory_is_what_the_driver_reports_not_the_number_in_the_name(name: str,
     assert gpu(name).memory_bytes == mib * 2**20
 
 
+def test_a_dtype_that_is_not_obeyed_is_said() -> None:
+    found = run("falcon-7b", engine="vllm", kv_dtype="fp8")
+    assert found.kv_dtype == "bf16"
+    assert "does not obey --kv-dtype fp8: it keeps bf16" in codes(found)["dtype-ignored"]
+    assert "dtype-ignored" not in codes(run("falcon-7b", engine="vllm"))
+
+
+def test_a_cache_larger_than_its_gpu_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--kv-memory 100\.00 GiB is more than the 80\.00 GiB of one GPU"):
+        run("llama-3.1-8b", engine="vllm", gpu=gpu("h100"), kv_memory_bytes=100 * GiB)
+
+
+def test_the_catalogue_knows_the_layers_of_multi_token_prediction(shared: Path) -> None:
+    """What a published config states of them, its catalogue entry states too."""
+    keys = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers")
+    checked = 0
+    for entry in catalogued.models().values():
+        path = shared / "configs" / f"{entry.hub_id.replace('/', '--')}.json"
+        if not path.exists():
+            continue
+        published = json.loads(path.read_text())
+        inner, kept = published.get("text_config") or {}, entry.config.get("text_config") or {}
+        for key in keys:
+            stated = published.get(key) or inner.get(key)
+            assert not stated or stated == (entry.config.get(key) or kept.get(key)), (entry.name, key)
+            checked += bool(stated)
+    assert checked > 10
+
+
 def test_tensor_parallelism_never_divides_a_latent() -> None:
     """Case A29: DeepSeek-V3; context parallelism does."""
     assert run("deepseek-v3", engine="vllm", tp=8).kv.bytes_per_token_per_gpu == 70272

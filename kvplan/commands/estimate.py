@@ -16,7 +16,6 @@ from kvplan.commands.options import (
     Json,
     KvDtype,
     MaxModelLen,
-    ModelName,
     Output,
     Pp,
     Quiet,
@@ -99,7 +98,12 @@ def _several(
 
 def estimate(
     models: Annotated[list[str] | None, typer.Argument(metavar="MODEL…", help="Models, side by side.")] = None,
-    model: ModelName = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL", help="A folder, config.json, Hub id, or a name from `kvplan models`; repeat for several."
+        ),
+    ] = None,
     revision: Revision = None,
     engine: Engine = "none",
     kv_dtype: KvDtype = "auto",
@@ -209,7 +213,7 @@ def estimate(
         ),
     )
     expect(output)
-    named = [*(models or ()), *([model] if model else ())]
+    named = [*(models or ()), *(model or ())]
     points = [one for one in named if from_log and "=" in one]  # several points may follow one --from-log
     document = _several(
         [one for one in named if one not in points],

@@ -349,9 +349,9 @@ class VllmLayout:
     def findings(self) -> tuple[Finding, ...]:
         """Blocks larger than asked for, heads that are copied, dtypes that are not obeyed."""
         found = [finding for finding in self._logical.findings if finding.code != "state-dtype"]
-        asked = self.options.block_tokens or BLOCK_TOKENS
-        if self.block_tokens != asked:
-            found.append(self._raised(asked))
+        wished = self.options.block_tokens or BLOCK_TOKENS
+        if self.block_tokens != wished:
+            found.append(self._raised(wished))
         heads = [cache.heads for cache in self._caches if cache.kind in ("full", "sliding", "chunked") and cache.v_dim]
         if heads and self._tp > min(heads):
             text = f"--tp {self._tp} exceeds {min(heads)} KV heads: each is stored {self._tp // min(heads)} times"
@@ -362,6 +362,10 @@ class VllmLayout:
         if any(cache.draft for cache in self._caches) and any(cache.kind == "recurrent" for cache in self._caches):
             text = "each speculative token holds one more state block of every request, which is not counted"
             found.append(Finding(severity="warning", code="speculative-state", text=text))
+        if self.model.ref.model_type in IGNORE_FP8 and self.options.kv_dtype.startswith("fp8"):
+            asked, kept = self.options.kv_dtype, self.kv_dtype
+            text = f"vLLM's code for {self.model.ref.model_type} does not obey --kv-dtype {asked}: it keeps {kept}"
+            found.append(Finding(severity="warning", code="dtype-ignored", text=text))
         if self._skipped:
             text = f"{len(self._skipped)} layers at both ends keep {self.model.dtype}, not {self.stored_dtype}"
             found.append(Finding(severity="info", code="layers-skipped", text=text))
