@@ -30,7 +30,8 @@ def page(found: Probe) -> Iterator[str]:
     for report in found.pinning:
         name = f"gpu{report.gpu}"
         yield ""
-        yield from _device(name, {gpu.index: gpu for gpu in host.gpus}.get(report.gpu))
+        coherent = any(one.code == "gpu-coherent" and one.text.startswith(f"{name}: ") for one in found.findings)
+        yield from _device(name, {gpu.index: gpu for gpu in host.gpus}.get(report.gpu), coherent)
         yield from _pinning(report)
         mine = [link for link in found.links if name in (link.source, link.target)]
         yield from _table([link for link in mine if link.preset is None and link.concurrent in ("none", OPPOSITE)])
@@ -41,12 +42,15 @@ def page(found: Probe) -> Iterator[str]:
     yield from _verification(found)
 
 
-def _device(name: str, gpu: GpuDevice | None) -> Iterator[str]:
+def _device(name: str, gpu: GpuDevice | None, coherent: bool) -> Iterator[str]:
     if gpu is None:
         yield f"{name}      not in the driver's inventory"
         return
     node = "unknown" if gpu.numa_node is None else str(gpu.numa_node)
     yield f"{name}      {gpu.name}, {show_bytes(gpu.total_bytes)}, PCI {gpu.pci}, NUMA node {node}, driver {gpu.driver}"
+    if coherent:
+        yield "Link      NVLink-C2C to host memory"
+        return
     lane = _LANE.get(gpu.link_generation or 0)
     if lane is None or not gpu.link_width:
         yield "Link      unknown"

@@ -252,7 +252,10 @@ def device(host: Host, model: str, progress: Progress = silent) -> Passes:
     import torch
 
     if torch.cuda.is_available():
-        return TorchPasses(model, "cuda:0", torch.cuda.get_device_name(0), 0)
+        try:
+            return TorchPasses(model, "cuda:0", torch.cuda.get_device_name(0), 0)
+        except RuntimeError as error:
+            raise KvplanError(f"measuring prefill: CUDA does not start: {str(error).splitlines()[0]}") from None
     if host.gpus:
         raise KvplanError(
             f"this host has {host.gpus[0].name}, and torch {torch.__version__} cannot use it: its processor's prefill "

@@ -426,6 +426,13 @@ def test_a_part_of_a_divided_gpu_has_its_own_memory(monkeypatch: pytest.MonkeyPa
     assert told.endswith("its link is shared with the others, and the 18.00 GiB are those of this instance")
 
 
+def test_a_driver_that_tells_nothing_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(nvml, "link_state", lambda pci: asked.append(pci) or nvml.LinkState())
+    measure(FakeGpu(pci="0000:01:00.0"), host=host(gpus=(device(pci="0000:01:00.0"),)))
+    assert asked == ["0000:01:00.0"]
+
+
 def test_coherent_host_memory_is_not_behind_pci_express(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "link_state", lambda pci: nvml.LinkState(generation=1, width=1, coherent=True))
     card = device(pci="0000:01:00.0", max_link_generation=5, max_link_width=16)

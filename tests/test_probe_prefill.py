@@ -560,3 +560,31 @@ def test_two_config_files_are_not_one_model() -> None:
     with pytest.raises(KvplanError, match="give --gpu NAME"):
         priced("Example, 2 threads", model="/models/other/config.json")
     assert priced("Example, 2 threads", model="/models/Example/config.json") == "Example, 2 threads"
+
+
+def test_a_device_that_fails_in_a_pass_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch built without this GPU's kernels, a device that is lost: anything but too little memory."""
+    pytest.importorskip("torch")
+    device = TorchPasses("example", "cpu", "Example GPU", 4 * GiB)
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+
+    monkeypatch.setattr(device, "_ids", fails)
+    for call in (lambda: device.seconds(None, 8, None), lambda: device.prefilled(None, 8)):
+        with pytest.raises(
+            KvplanError, match=r"^example: a pass failed on Example GPU: CUDA error: no kernel image.*--s"
+        ):
+            call()
+
+
+def test_cuda_that_does_not_start_for_prefill_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+
+    def busy(index: int) -> str:
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nmore")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", busy)
+    with pytest.raises(KvplanError, match=r"^measuring prefill: CUDA does not start: CUDA error: all .* unavailable$"):
+        probe_prefill.device(probe_host.inventory(), "example")

@@ -43,7 +43,7 @@ class Run:
         self.node: int | None = None
         self.random = np.random.default_rng(seed)
         self.base = cuda.base_words(size)
-        self.state = nvml.LinkState()
+        self.state, self.asked = nvml.LinkState(), False
         self.most = size
         self.missing: dict[str, str] = {}
         self.refused: set[Mechanism] = set()
@@ -141,7 +141,8 @@ class Run:
             self.gpu, lane, cell.granule, opposite, self.base, self.random, cell.mechanism, self.most, cell.beside
         )
         seen = copies.measure(seconds)
-        if self.device is not None and self.device.pci is not None and self.state == nvml.LinkState():
+        if self.device is not None and self.device.pci is not None and not self.asked:
+            self.asked = True
             copies.load(_LOAD_TRAINS)
             self.state = nvml.link_state(self.device.pci)
             self.gpu.wait(lane.stream)

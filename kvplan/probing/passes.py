@@ -9,9 +9,11 @@ import copy
 import inspect
 import statistics
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
+from kvplan.errors import KvplanError
 from kvplan.probing import cutmodel
 
 Clock = Callable[[], float]
@@ -43,11 +45,11 @@ class Passes(Protocol):
     def seconds(self, model: Any, tokens: int, prefix: Any) -> float:
         """Seconds to prefill `tokens` tokens behind a `prefix` made by `prefilled` (None for an empty one).
 
-        Raises OutOfMemory.
+        Raises OutOfMemory, and KvplanError where the device fails.
         """
 
     def prefilled(self, model: Any, tokens: int) -> Any:
-        """The cache of `tokens` tokens, to prefill behind. Raises OutOfMemory."""
+        """The cache of `tokens` tokens, to prefill behind. Raises what `seconds` raises."""
 
 
 class TorchPasses:
@@ -92,20 +94,25 @@ class TorchPasses:
         return model
 
     def seconds(self, model: Any, tokens: int, prefix: Any) -> float:
-        ids, cache = self._ids(model, tokens), copy.deepcopy(prefix)
-        with self._torch.inference_mode():
-            try:
-                return self._on_device(model, ids, cache) if self._cuda else self._on_host(model, ids, cache)
-            except self._torch.OutOfMemoryError as error:
-                raise OutOfMemory(str(error).splitlines()[0]) from None
+        with self._failing(), self._torch.inference_mode():
+            ids, cache = self._ids(model, tokens), copy.deepcopy(prefix)
+            return self._on_device(model, ids, cache) if self._cuda else self._on_host(model, ids, cache)
 
     def prefilled(self, model: Any, tokens: int) -> Any:
-        with self._torch.inference_mode():
-            try:
-                found = self._run(model, self._ids(model, tokens), None)
-                return getattr(found, _cache_name(inspect.signature(model.forward).parameters))
-            except self._torch.OutOfMemoryError as error:
-                raise OutOfMemory(str(error).splitlines()[0]) from None
+        with self._failing(), self._torch.inference_mode():
+            found = self._run(model, self._ids(model, tokens), None)
+            return getattr(found, _cache_name(inspect.signature(model.forward).parameters))
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Too little memory is an answer; any other failure of a device ends the measurement in one line."""
+        try:
+            yield
+        except self._torch.OutOfMemoryError as error:
+            raise OutOfMemory(str(error).splitlines()[0]) from None
+        except RuntimeError as error:
+            first = str(error).partition("\n")[0]
+            raise KvplanError(f"{self._name}: a pass failed on {self.device}: {first}: {cutmodel.INSTEAD}") from None
 
     def _ids(self, model: Any, tokens: int) -> Any:
         size = (1, tokens)
