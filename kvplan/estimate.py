@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
@@ -43,6 +44,7 @@ LLAMA_FLAGS = (  # as the command line has them
     ("ubatch", "--ubatch"),
     ("flash_attention", "--no-flash-attn"),
 )
+QUANTISED = re.compile(r"NVFP4|MXFP4|FP8|FP4|INT8|INT4|AWQ|GPTQ|W4A16|W8A8|W8A16|[48]bit", re.IGNORECASE)
 QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 
 
@@ -69,7 +71,7 @@ def estimate(
     memory, notes = _memory(model, options, layout, weights, context)
     at = tuple(layout.bytes_at(tokens, options.sequences) for tokens in options.at)
     against = None if log is None else _against(log, layout)
-    notes = (*cut, *notes, *_too_long(options, layout, memory, context))
+    notes = (*cut, *_name_says_more(model), *notes, *_too_long(options, layout, memory, context))
     return Estimate(
         model=model.ref,
         engine=options.engine,
@@ -212,6 +214,18 @@ def _per_gpu(model: Model, options: EstimateOptions) -> tuple[Weights | None, tu
     dealt = parallel.tp * (parallel.dp if parallel.expert_parallel else 1)
     size = -(-(blocks * stage // layers + ends) // parallel.tp) + -(-(experts * stage // layers) // dealt)
     return replace(weights, bytes_per_gpu=size), ()
+
+
+def _name_says_more(model: Model) -> tuple[Finding, ...]:
+    """Where a checkpoint is named by a precision of which its config says nothing: a file beside it may."""
+    named, weights = QUANTISED.search(model.ref.id.rpartition("/")[2]), model.weights
+    if named is None or weights is None or weights.provenance != "configured" or "quantised" in weights.source:
+        return ()
+    text = (
+        f"the name says {named[0]}, and the config states no quantisation: weights are counted in {model.dtype}, and "
+        "the KV dtype is taken as if there was none. Give the folder or Hub id, with its hf_quant_config.json"
+    )
+    return (Finding(severity="warning", code="quantisation-unstated", text=text),)
 
 
 # ------------------------------------------------------------------------------- one GPU's memory

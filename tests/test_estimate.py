@@ -216,6 +216,26 @@ def test_memory_is_what_the_driver_reports_not_the_number_in_the_name(name: str,
     assert gpu(name).memory_bytes == mib * 2**20
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nvidia--DeepSeek-V3.1-NVFP4", True),
+        ("nvidia--Llama-3.1-70B-Instruct-FP8", True),
+        ("Qwen--Qwen3-32B-FP8", False),
+        ("Qwen--Qwen3-32B", False),
+        ("nvidia--Kimi-K2.5-NVFP4", False),
+    ],
+)
+def test_a_precision_in_the_name_that_the_config_does_not_state_is_said(shared: Path, name: str, said: bool) -> None:
+    """Checkpoints of NVIDIA's optimizer state it in hf_quant_config.json beside the config."""
+    found = run(str(shared / "configs" / f"{name}.json"))
+    assert ("quantisation-unstated" in codes(found)) is said
+    if said:
+        assert found.weights is not None
+        assert found.weights.params is not None
+        assert found.weights.bytes == pytest.approx(2 * found.weights.params, rel=0.01)
+
+
 def test_a_dtype_that_is_not_obeyed_is_said() -> None:
     found = run("falcon-7b", engine="vllm", kv_dtype="fp8")
     assert found.kv_dtype == "bf16"
