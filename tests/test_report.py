@@ -538,6 +538,13 @@ def test_a_long_table_shows_its_short_form_first() -> None:
     assert after.count("</tr>") >= 60
 
 
+def test_a_table_of_many_columns_stands_closer() -> None:
+    """So that a usual screen shows all of it; one of few columns is as wide as it was."""
+    for count, dense in ((7, False), (8, True)):
+        text = html._grid(parts.table("|".join(f"c{n}" for n in range(count)), [("1",) * count]))
+        assert ('<table class="dense">' in text) == dense
+
+
 def test_findings_come_gravest_first() -> None:
     items = tuple(Finding(severity=s, code=s, text=f"a {s}") for s in ("info", "error", "warning"))  # type: ignore[arg-type]
     shown = plan_with(findings=items)

@@ -47,6 +47,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-
 _WORDY = 28  # cells longer than this are sentences and may be folded
 _LONG_VALUE = 18
 _MANY = 20  # longer tables show their short form first
+_DENSE = 8  # columns from which a table stands closer, to need no scrolling on a usual screen
 _UNITS = re.compile(r"(?<=\d) (?=(?:%|[KMGT]i?B(?:/s)?|B|kB/s|ns|µs|ms|s|min|h|d|[kMGT])(?:[\s,.;:)]|$))")
 
 
@@ -168,7 +169,8 @@ def _grid(table: Table) -> str:
     rows = "".join(_row(row, used, table.columns) for row in table.rows)
     name = escape(table.title or "table, may scroll sideways")
     scroll = f'<div class="scroll" role="group" tabindex="0" aria-label="{name}">'
-    return f"{scroll}<table>{caption}{head}<tbody>{rows}</tbody></table></div>"
+    kind = ' class="dense"' if len(columns) >= _DENSE else ""
+    return f"{scroll}<table{kind}>{caption}{head}<tbody>{rows}</tbody></table></div>"
 
 
 def _head(column: Column) -> str:
