@@ -818,3 +818,14 @@ def test_a_drive_too_slow_for_the_prefixes_there_are_is_not_said_to_add_no_reuse
     assert re.search(r"quicker than recomputing from \d[\d.,]* [kM] tokens on, and .* are shorter prefixes", said[0.2])
     assert "no reuse" not in said[0.2]
     assert "quicker than recomputing" not in said[30.0]
+
+
+def test_a_replica_larger_than_a_host_is_said() -> None:
+    without = samples.probe_without_gpu()
+    for tp, spans in ((8, False), (16, True)):
+        plan = planned(estimate=estimate_with(parallel=Parallel(tp=tp)), probe=without)
+        assert ("replica-spans-hosts" in codes(plan)) is spans
+    seen = len(samples.probe().data.host.gpus)
+    for tp, spans in ((seen, False), (2 * seen, True)):
+        plan = planned(estimate=estimate_with(parallel=Parallel(tp=tp)))
+        assert ("replica-spans-hosts" in codes(plan)) is spans

@@ -14,6 +14,7 @@ from kvplan.planning.solved import Solved, solved
 from kvplan.planning.wording import WIDE
 from kvplan.units import GiB, show_bytes, show_duration, show_percent, show_tokens
 
+GPUS_OF_A_HOST = 8
 ONE_PIECE_LIMIT = 200 * GiB
 _IDLE = 0.2  # below this share of prefill a replica has time to spare at any usual target of use
 
@@ -72,6 +73,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
         *_wear(made),
         *_expansion(made),
         *_one_host(made),
+        *_spread(made),
         *_crowded(made),
         *_pinning(made, numa),
         *_isolation(made),
@@ -217,6 +219,20 @@ def _one_host(made: Solved) -> Iterator[Finding]:
             "--replicas-per-host how many do"
         )
         yield Finding(severity="warning", code="one-host-assumed", text=text)
+
+
+def _spread(made: Solved) -> Iterator[Finding]:
+    """Where one replica has more GPUs than a host: its host memory is then on several, each with its ranks' share."""
+    facts = made.facts
+    seen = len(facts.probe.host.gpus) if facts.probe else 0
+    most = seen or GPUS_OF_A_HOST
+    if facts.gpus > most:
+        where = "the probed host has" if seen else "hosts mostly have"
+        text = (
+            f"one replica has {facts.gpus} GPUs and {where} {most}: host memory is planned as if one host held all of "
+            "it; on several, each gives its ranks' share, and what is planned beside the cache is there on each"
+        )
+        yield Finding(severity="warning", code="replica-spans-hosts", text=text)
 
 
 def _crowded(made: Solved) -> Iterator[Finding]:
