@@ -554,6 +554,18 @@ def test_the_page_of_the_gpu_check(
     assert load(document).data.links
 
 
+def test_the_gpu_check_asks_less_of_many_gpus(check: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[ProbeOptions] = []
+    monkeypatch.setattr(probe, "measure", lambda options, progress: asked.append(options))
+    for count in (1, 8):
+        cards = tuple(device(index=index) for index in range(count))
+        monkeypatch.setattr(probe_host, "inventory", lambda cards=cards: host(gpus=cards))
+        check["_measured"](None)
+    assert [options.budget_s for options in asked] == [150.0, 110.0]
+    assert [options.granule_bytes for options in asked] == [(32 * KiB, 2 * MiB), ()]
+    assert asked[0].moves == asked[1].moves != ()
+
+
 def test_the_gpu_check_on_a_host_without_a_gpu(
     check: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -948,6 +960,23 @@ def test_one_gpu_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(KvplanError, match="gpu0: could not copy"):
         probe.measure(ProbeOptions(only=("gpu",), budget_s=1.0))
     assert "gpu-not-measured" in [finding.code for finding in probe.measure(ProbeOptions(budget_s=1.0)).findings]
+
+
+def test_a_sweep_takes_half_of_its_time_more_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that every cell moves by six seconds: of 16 cells in 20 s, those that begin within 30 s."""
+    now = [0.0]
+    monkeypatch.setattr(gpu_run.time, "monotonic", lambda: now[0])
+    seen = gpu_copies.Seen(rates=[1e9], latencies=[1e-3])
+
+    def cell(self: gpu_run.Run, cell: Any, seconds: float) -> gpu_copies.Seen:
+        now[0] += 6.0
+        return seen
+
+    monkeypatch.setattr(gpu_run.Run, "_cell", cell)
+    found = measure(FakeGpu(), seconds=20.0)
+    assert len(found.links) == 6
+    (told,) = [finding.text for finding in found.findings if finding.code == "gpu-part-not-measured"]
+    assert told.startswith("gpu0: 10 cells from ")
 
 
 def test_a_sweep_without_time_names_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ _STEP_BYTES = 8 * GiB  # read by one step of decoding: the weights of a small mo
 _LEAST_STEP_BYTES = 1 * GiB  # still many times any GPU's cache
 _TRIED_STEPS = 5
 _TRAIN = 64 * MiB  # copied at a time beside decoding
-_GRACE_S = 20.0
+_LEAST_GRACE_S, _GRACE_S = 10.0, 20.0  # half of its time more, within these
 # Steps that one cell must have time for: alone and disturbed, with some to warm up.
 _STEPS_A_CELL = 2.5 * contention.FEWEST
 
@@ -76,7 +76,7 @@ def beside_decoding(
     for position, (mechanism, size, way) in enumerate(todo):
         progress(f"gpu{rig.index}: {way} {show_bytes(size)} by {mechanism} beside decoding", position / len(todo))
         left = max(0.0, until - time.monotonic()) / (len(todo) - position)
-        if time.monotonic() > until + _GRACE_S:
+        if time.monotonic() > until + min(_GRACE_S, max(_LEAST_GRACE_S, seconds / 2)):
             missing[f"{len(todo) - position} cells beside decoding"] = "no time left: give a longer budget"
             break
         try:

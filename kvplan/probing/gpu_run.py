@@ -26,8 +26,8 @@ from kvplan.progress import Progress
 from kvplan.units import MiB, show_duration, show_rate
 
 _LOAD_TRAINS = 16
-# Beyond its time a sweep may take this much more; what is left then is left out and named.
-_GRACE_S = 30.0
+# Beyond its time a sweep may take half of it more, within these; what is left then is left out and named.
+_LEAST_GRACE_S, _GRACE_S = 10.0, 30.0
 # Cells that take more than their share of the time make later ones copy less.
 _SLOW, _PACE_S, _LEAST_TRAIN = 1.5, 0.5, 32 * MiB
 
@@ -104,7 +104,7 @@ class Run:
                 continue
             cell = self._beside_what_works(planned)
             left = until - time.monotonic()
-            if left < -_GRACE_S:
+            if left < -min(_GRACE_S, max(_LEAST_GRACE_S, seconds / 2)):
                 why = f"no time left: {show_duration(seconds)} for {len(todo)} cells, give a longer budget"
                 self.missing[f"{len(todo) - position} cells from {cell.words} on"] = why
                 return links
