@@ -73,7 +73,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
         *_wear(made),
         *_expansion(made),
         *_one_host(made),
-        *_spread(made),
+        *_over_hosts(made),
         *_crowded(made),
         *_pinning(made, numa),
         *_isolation(made),
@@ -221,7 +221,7 @@ def _one_host(made: Solved) -> Iterator[Finding]:
         yield Finding(severity="warning", code="one-host-assumed", text=text)
 
 
-def _spread(made: Solved) -> Iterator[Finding]:
+def _over_hosts(made: Solved) -> Iterator[Finding]:
     """Where one replica has more GPUs than a host: its host memory is then on several, each with its ranks' share."""
     facts = made.facts
     seen = len(facts.probe.host.gpus) if facts.probe else 0
