@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import shlex
 from pathlib import Path
 from typing import Any
@@ -732,3 +733,18 @@ def test_a_log_that_is_not_in_order_of_time_is_sorted_and_that_is_said(files: tu
     said = {one.code: one.text for one in residency(machine, models, late, asked).findings}
     assert said["sorted"].startswith("1 request stood behind a later one in log.jsonl")
     assert "sorted" not in {one.code for one in residency(machine, models, plain, asked).findings}
+
+
+def test_models_that_follow_each_other_by_chance_alone_are_not_said_to_belong_together() -> None:
+    """One model asked for five times a second follows every other one; one that answers each of its calls does too."""
+    draw = random.Random(3)
+    busy = [(place / 5, 0, 0.01) for place in range(5_000)]
+    rare = [(draw.uniform(0, 900), 1, 0.01) for _ in range(200)]
+    caller = [one for place in range(150) for one in ((6.0 * place, 2, 0.01), (6.0 * place + 0.3, 3, 0.01))]
+    models = [model(name, load_s=0.5) for name in ("busy", "rare", "caller", "answers")]
+    made = residency(replace(SMALL, memory_bytes=4), models, log(*sorted([*busy, *rare, *caller])), ONE)
+    names = list(made.co_access.models)
+    assert made.co_access.ratios[names.index("rare")][names.index("busy")] > 0.95
+    told = [one.text for one in made.findings if one.code == "keep-together"]
+    assert len(told) == 1
+    assert told[0].startswith("100.0 % of requests for caller are followed by one for answers within 1 s (by chance")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from kvplan.documents import (
@@ -19,7 +20,8 @@ from kvplan.resident.search import models_that_fit
 from kvplan.resident.table import Log
 from kvplan.units import show_bytes, show_duration, show_percent, show_tokens
 
-OFTEN = 0.5  # share of requests that another model's follow, from which both belong in memory
+OFTEN = 0.5  # share of requests that another model's follow, beyond chance, from which both belong in memory
+SURE = 0.9  # chance of being followed from which nothing can be told: that model is asked for all the time
 NAMED = 4  # models that one finding names
 
 
@@ -42,7 +44,7 @@ def findings(
         *_memory(models, machine),
         *_divided(split),
         *_page_cache(shared, models, machine),
-        *_pairs(models, machine, together, run),
+        *_pairs(models, machine, log, together, run),
         *_outcome(run),
         *_contexts(models, machine, log, run),
     )
@@ -131,20 +133,32 @@ def _page_cache(shared: SharedMemory, models: Sequence[ResidentModel], machine: 
         yield _found("warning", "warm-rate-unknown", text)
 
 
-def _pairs(models: Sequence[ResidentModel], machine: Machine, together: CoAccess, run: PolicyRun) -> Iterator[Finding]:
-    """Models that are asked for in turns: both in memory, or two loads a request."""
+def _pairs(
+    models: Sequence[ResidentModel], machine: Machine, log: Log, together: CoAccess, run: PolicyRun
+) -> Iterator[Finding]:
+    """Models that are asked for in turns: both in memory, or two loads a request.
+
+    A model that is asked for all the time follows any other by chance (that of a Poisson process of its mean rate);
+    what counts is how many of the requests that chance leaves alone it follows.
+    """
     by_name = {model.name: model for model in models}
     loads = {one.name: one.loads for one in run.models}
+    span_s = log.time_s[-1] - log.time_s[0]
+    rate = {one.name: one.requests / span_s if span_s > 0 else 0.0 for one in run.models}
+    chance = [1 - math.exp(-rate[name] * together.window_s) for name in together.models]
     for row, first in enumerate(together.models):
         for column, second in enumerate(together.models):
             ratio = together.ratios[row][column]
             a, b = by_name[first], by_name[second]
-            if first == second or ratio < OFTEN or (a.group is not None and a.group == b.group):
+            beyond = (ratio - chance[column]) / max(1e-9, 1 - chance[column])
+            if first == second or beyond < OFTEN or chance[column] > SURE:
+                continue
+            if a.group is not None and a.group == b.group:
                 continue
             cost = cold_load_s(a, machine) + cold_load_s(b, machine)
             fit = a.total_bytes + b.total_bytes <= machine.models_bytes
             often = f"{show_percent(ratio)} of requests for {first} are followed by one for {second} within "
-            text = often + f"{show_duration(together.window_s)}: "
+            text = often + f"{show_duration(together.window_s)} (by chance {show_percent(chance[column])}): "
             text += "keep both resident" if fit else "they do not fit together, so shrink one until they do"
             text += f"; sharing one place costs two loads a request, {show_duration(cost)} cold"
             text += f" (loads in this run: {loads[first]:,} and {loads[second]:,})."
