@@ -96,8 +96,13 @@ def policies(
 
     Without a count or a budget models are admitted on the machine's bytes. The others are the same one without busy
     protection, with a busy count that is wrong for every tenth request or five seconds late, with the keep-alive time
-    counted from the request, and, for a count of models, admission on bytes.
+    counted from the request, and, for a count of models, admission on bytes. Raises KvplanError for a time of nothing.
     """
+    for name, seconds in (("keep-alive", keep_alive_s), ("sleep-after", sleep_after_s)):
+        if seconds is not None and seconds <= 0:  # servers read a 0 differently: at once, or never
+            raise KvplanError(
+                f"--{name} 0s: give a time above 0, such as 1s to unload at once, or leave it out for never"
+            )
     if max_models is None and budget_bytes is None:
         budget_bytes = machine.models_bytes
     asked = ResidencyPolicy(

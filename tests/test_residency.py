@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import json
 import math
@@ -748,3 +749,25 @@ def test_models_that_follow_each_other_by_chance_alone_are_not_said_to_belong_to
     told = [one.text for one in made.findings if one.code == "keep-together"]
     assert len(told) == 1
     assert told[0].startswith("100.0 % of requests for caller are followed by one for answers within 1 s (by chance")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_a_packed_log_reads_the_same_and_a_cut_one_is_said(files: tuple[Path, Path], kind: str) -> None:
+    _, models = read_models(files[0])
+    table = "time,model,service_s,prompt_tokens,output_tokens,session\n101,b,2,,,\n100,a,,500,100,x\n"
+    text = files[1].read_text() if kind == "jsonl" else table
+    packed = files[1].with_name(f"log.{kind}.gz")
+    packed.write_bytes(gzip.compress(text.encode()))
+    assert read_log(packed, models) == replace(read_log(files[1], models), name=packed.name)
+    packed.write_bytes(packed.read_bytes()[:-12])
+    with pytest.raises(KvplanError, match=r"broken compressed data"):
+        read_log(packed, models)
+    packed.write_text(text)
+    with pytest.raises(KvplanError, match=r"log\.\w+\.gz: "):
+        read_log(packed, models)
+
+
+@pytest.mark.parametrize("name", ["keep_alive_s", "sleep_after_s"])
+def test_a_time_of_nothing_is_refused_as_servers_read_it_differently(name: str) -> None:
+    with pytest.raises(KvplanError, match="give a time above 0"):
+        policies(SMALL, **{name: 0.0})  # type: ignore[arg-type]

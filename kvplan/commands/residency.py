@@ -15,7 +15,7 @@ from kvplan.units import parse_duration, parse_size
 def residency(
     models: Annotated[Path, typer.Argument(metavar="MODELS", help="Machine and models: a TOML or JSON list.")],
     log: Annotated[
-        Path, typer.Argument(metavar="LOG", help="Requests with time, model and service_s: .jsonl or .csv.")
+        Path, typer.Argument(metavar="LOG", help="Requests with time, model and service_s: .jsonl or .csv, also .gz.")
     ],
     max_models: Annotated[
         int | None, typer.Option("--models-max", min=1, help="Models at once, as llama.cpp's router counts.")

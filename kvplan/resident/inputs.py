@@ -1,15 +1,18 @@
 """Model list and request log of several models, read once and checked at the border.
 
 The list is TOML or JSON with a `[machine]` and `[[model]]` tables; sizes, rates and times are text with a unit, as on
-the command line. The log is JSON Lines or CSV with `time`, `model` and either `service_s` or token counts.
+the command line. The log is JSON Lines or CSV, plain or gzip, with `time`, `model` and either `service_s` or token
+counts.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
 import itertools
 import math
 import tomllib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias
@@ -252,9 +255,10 @@ def _service(where: str, request: _Request, model: ResidentModel) -> float:
 
 
 def _requests(path: Path) -> Iterator[tuple[int, _Request]]:
+    packed = path.suffix == ".gz"
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            if path.suffix == ".csv":
+        with (gzip.open if packed else open)(path, "rt", encoding="utf-8", newline="") as stream:
+            if (path.with_suffix("") if packed else path).suffix == ".csv":
                 yield from _csv(path, stream)
             else:
                 decode = msgspec.json.Decoder(_Request).decode
@@ -264,6 +268,8 @@ def _requests(path: Path) -> Iterator[tuple[int, _Request]]:
     except (OSError, UnicodeDecodeError) as error:
         message = reason(error) if isinstance(error, OSError) else f"not UTF-8 text: {error}"
         raise KvplanError(f"{path}: {message}") from None
+    except (EOFError, zlib.error) as error:
+        raise KvplanError(f"{path}: broken compressed data: {error}") from None
 
 
 def _csv(path: Path, stream: Any) -> Iterator[tuple[int, _Request]]:
