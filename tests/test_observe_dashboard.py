@@ -256,3 +256,13 @@ def test_unknown_systems_and_mixed_commands_are_refused(tmp_path: Path) -> None:
         assert isinstance(CliRunner().invoke(app, ["observe", *arguments]).exception, UsageError)
     with pytest.raises(UsageError):
         monitoring([], 'job="vllm"')
+
+
+@pytest.mark.parametrize(
+    "more", [["--for", "10m"], ["--elapsed", "1h"], ["--prompt-tokens", "9"], ["--json"], ["-o", "x.json"]]
+)
+def test_options_of_reading_are_refused_where_nothing_is_read(more: list[str], tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["observe", "--dashboard", str(tmp_path / "out"), *more])
+    assert isinstance(done.exception, UsageError)
+    assert str(done.exception).startswith(more[0])
+    assert not (tmp_path / "out").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,6 +80,17 @@ def observe(
     if dashboard is not None:
         if pages or url or prometheus:
             raise UsageError("--dashboard reads nothing: leave out pages, --url and --prometheus")
+        _unread(
+            {
+                "--every": every,
+                "--for": span,
+                "--elapsed": elapsed,
+                "--prompt-tokens": prompt_tokens,
+                "--token-file": token_file,
+                "-o": output,
+                "--json": as_json or None,
+            }
+        )
         for path in _monitoring(dashboard, for_system or [], selector, plan):
             note(f"wrote {path}", quiet)
         return
@@ -103,6 +115,13 @@ def observe(
     if taken.stopped:
         note("stopped by hand: the figures are of what was seen until then", quiet)
         raise typer.Exit(130)
+
+
+def _unread(given: Mapping[str, object]) -> None:
+    """Refuse options of reading beside --dashboard. Raises UsageError."""
+    names = [name for name, value in given.items() if value is not None]
+    if names:
+        raise UsageError(f"{names[0]} is for reading metrics, and --dashboard DIR reads none: leave it out")
 
 
 def _monitoring(folder: Path, systems: list[str], selector: str, plan: Document[Plan] | None) -> tuple[Path, Path]:
