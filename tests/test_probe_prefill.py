@@ -588,3 +588,10 @@ def test_cuda_that_does_not_start_for_prefill_is_one_clear_line(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "get_device_name", busy)
     with pytest.raises(KvplanError, match=r"^measuring prefill: CUDA does not start: CUDA error: all .* unavailable$"):
         probe_prefill.device(probe_host.inventory(), "example")
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-405b", "llama-3.2-1b", "llama-4-scout", "qwen3-8b"])
+def test_models_of_the_catalogue_can_be_cut(name: str) -> None:
+    """The catalogue keeps what positions are computed from: without it transformers builds no model of these."""
+    raw = dict(load_config(name).raw)
+    assert cutmodel.read(raw, name).layers == raw.get("text_config", raw)["num_hidden_layers"]
