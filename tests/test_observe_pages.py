@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import samples
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from test_startup import loaded_by
@@ -124,6 +124,7 @@ def test_observing_loads_nothing_heavy(tmp_path: Path) -> None:
     assert loaded_by(["observe", "--dashboard", "out"], tmp_path) == set()
 
 
+@example(340, "vllm_tiers")  # a bucket whose limit became -1
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from(SYSTEMS))
 def test_damaged_pages_are_read_or_refused_in_one_line(seed: int, name: str) -> None:

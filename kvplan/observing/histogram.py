@@ -91,10 +91,12 @@ def read(recording: Recording, names: Sequence[str]) -> Histogram | None:
 
 
 def _limit(one: Series) -> float | None:
+    """The upper limit of a bucket; None where there is none that times and rates can have: such a bucket is damaged."""
     try:
-        return float(one.labels["le"])
+        limit = float(one.labels["le"])
     except (KeyError, ValueError):
         return None
+    return limit if limit >= 0 else None
 
 
 def _rising(buckets: list[tuple[float, float]]) -> list[tuple[float, float]]:
