@@ -32,8 +32,9 @@ PIECES = (32 << 10, 2 << 20)
 _THEIR_BYTES, _THEIR_COPIES, _THEIR_WARM, _THEIR_SAMPLES = 512 << 20, 16, 4, 3
 _HOLD_CYCLES = 50_000_000
 _LENGTHS = (512, 2048, 8192)
-# No addition starts later than this, and whatever hangs is ended then, with a trace of where it hung.
-_LAST_START_S, _LIMIT_S = 225.0, 290.0
+# No addition starts later than the first, no GPU is begun or gone on with after the second where there are several, and
+# whatever hangs is ended at the last, with a trace of where it hung.
+_LAST_START_S, _LAST_GPU_S, _LIMIT_S = 225.0, 250.0, 290.0
 _SEQUENCE = 2000  # tokens, for engines whose pieces are sequences
 _PARTS = ("gpu-not-measured", "gpu-part-not-measured")
 
@@ -145,6 +146,7 @@ def _measured(disk: str | None) -> Probe:
     """The probe. Raises KvplanError where nothing can be measured."""
     from kvplan import probe, probe_host
     from kvplan.documents import ProbeOptions
+    from kvplan.errors import KvplanError
 
     began = time.monotonic()
     many = len(probe_host.inventory().gpus) >= MANY
@@ -158,7 +160,10 @@ def _measured(disk: str | None) -> Probe:
     )
 
     def told(what: str, done: float | None = None) -> None:
-        print(f"{time.monotonic() - began:5.0f} s  {what}", file=sys.stderr, flush=True)
+        spent = time.monotonic() - began
+        print(f"{spent:5.0f} s  {what}", file=sys.stderr, flush=True)
+        if many and spent > _LAST_GPU_S:
+            raise KvplanError(f"{what}: no time left")
 
     return probe.measure(options, told)
 
@@ -219,7 +224,8 @@ def _check(asked: Any) -> int:
     if _real():
         checks += [("As nvbandwidth", _as_nvbandwidth), ("Prefill", _prefill)]
     for name, check in checks if found.pinning else ():
-        for line in _tried(name, check, found, time.monotonic() - began):
+        spent = 0.0 if check is _plans else time.monotonic() - began  # plans take no time
+        for line in _tried(name, check, found, spent):
             lines.append(line)
             print(line, flush=True)
     why = _verdict(found, lines)

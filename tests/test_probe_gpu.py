@@ -566,6 +566,31 @@ def test_the_gpu_check_asks_less_of_many_gpus(check: dict[str, Any], monkeypatch
     assert asked[0].moves == asked[1].moves != ()
 
 
+def test_the_gpu_check_leaves_out_gpus_that_it_has_no_time_for(
+    check: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cards = tuple(device(index=n, pci=f"0000:{n + 1:02x}:00.0") for n in range(3))
+    monkeypatch.setattr(sys, "argv", ["gpu_check.py"])
+    monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=cards))
+    gpus = tuple(TimedGpu(index=n, pci=cards[n].pci, step_s=1e-4) for n in range(3))
+    monkeypatch.setattr(cuda, "devices", lambda: gpus)
+    real, began = probe_gpu.measure, time.monotonic()
+
+    def late(gpu: FakeGpu, on: Host, **more: Any) -> probe_gpu.GpuResult:
+        if gpu.index == 1:
+            monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 1000.0)
+        return real(gpu, on, **more)
+
+    monkeypatch.setattr(probe_gpu, "measure", late)
+    assert check["main"]() == 1
+    page = capsys.readouterr().out
+    assert time.monotonic() - began > 1000
+    assert "gpu0      Example" in page
+    assert "not measured: gpu1: page-locking host memory: no time left" in page
+    assert "not measured: gpu2: page-locking host memory: no time left" in page
+    assert all(gpu.pinned == {} for gpu in gpus)
+
+
 def test_the_gpu_check_on_a_host_without_a_gpu(
     check: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -246,6 +246,37 @@ def test_a_quick_opposite_direction_gets_enough_to_do(quicker: float, mechanism:
     assert seen.wrong_words == 0
 
 
+@dataclass
+class Hurried(Lopsided):
+    """Copies to the host become so many times as quick after the warm-up, in some trains: at these bytes of theirs."""
+
+    after: int = 0
+
+    def _move(self, stream: str, piece: Any) -> None:
+        self.quicker = 8.0 if self.moved["d2h"] >= self.after else 1.0
+        super()._move(stream, piece)
+
+
+def test_a_train_that_ran_partly_alone_gives_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three trains to warm up and two more with twice the work beside; then eight times as much has to be found."""
+    pieces = KvPieces(piece_bytes=64 * KiB, mechanism="loop")
+    copies = beside(Hurried(after=5 * 2 * MiB, slowed=1.0), "h2d", pieces, pieces)
+    trains: list[float] = []
+    real = copies._train
+
+    def train() -> tuple[float, float]:
+        took, lasted = real()
+        trains.append(lasted)
+        return took, lasted
+
+    monkeypatch.setattr(copies, "_train", train)
+    seen = copies.measure(0.0)
+    assert seen.concurrent
+    assert sum(lasted < 1 for lasted in trains) == 2  # with 2 and 4 times the work; 8 times is enough
+    assert len(seen.rates) == 5
+    assert len(trains) == 3 + 5 + 2
+
+
 def test_an_opposite_direction_that_cannot_last_is_told() -> None:
     pieces = KvPieces(piece_bytes=64 * KiB, mechanism="loop")
     copies = beside(Lopsided(quicker=1000.0), "h2d", pieces, pieces)

@@ -7,6 +7,7 @@ was reported done but did not happen is seen as surely as a flipped bit.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -26,6 +27,7 @@ _FEWEST_TRAINS, _MOST_TRAINS = 5, 40
 _FEWEST_SINGLES, _MOST_SINGLES = 5, 200
 _MOST_PIECES = 16384  # of one train
 _TWICE, _MOST_REPEATS = 2, 64  # of the opposite lane's train during one of this lane's
+_MARGIN = 1.25  # by which the opposite lane should outlast this one, as no two trains are alike
 _MOST_LONGER = 8  # times a train of the opposite lane that this lane's may be
 _WARM_SHARE, _SINGLES_SHARE = 0.3, 0.2
 
@@ -109,8 +111,8 @@ class Copies:
         for _ in range(trains):
             self.gpu.submit(self.lane.stream, self.pieces)
 
-    def _train(self, seen: Seen) -> float:
-        """Seconds of one train. The opposite lane starts first and has more work, so that it lasts throughout."""
+    def _train(self) -> tuple[float, float]:
+        """Seconds of one train, and how many times as long the opposite lane was at work, which starts first."""
         gpu, mine = self.gpu, self.lane.stream
         behind = deque(_batches(self.beside) * self.repeats)
         theirs = self.opposite.stream if self.opposite is not None else None
@@ -125,31 +127,36 @@ class Copies:
         while behind:
             gpu.submit(theirs, behind.popleft())
         if theirs is None:
-            return gpu.seconds(start, end)
+            return gpu.seconds(start, end), math.inf
         last = gpu.mark(theirs)
         gpu.wait(theirs)
         seconds = gpu.seconds(start, end)
-        seen.concurrent &= gpu.seconds(start, last) >= seconds
-        return seconds
+        return seconds, gpu.seconds(start, last) / max(seconds, 1e-9)
+
+    def _more_beside(self, lasted: float, wanted: float) -> bool:
+        """Whether the opposite lane did not last as wanted and now gets twice the work."""
+        if lasted >= wanted or self.repeats >= _MOST_REPEATS:
+            return False
+        self.repeats = min(2 * self.repeats, _MOST_REPEATS)
+        return True
 
     def _warm(self, seconds: float, seen: Seen) -> None:
         """Copy until trains agree: clocks, power states and a link that idled at a lower speed take time to come up.
 
-        An opposite lane that ended before this one gets twice the work.
+        An opposite lane that ended before this one, or little later, gets twice the work.
         """
         until = time.monotonic() + seconds
         times: list[float] = []
         while True:
-            seen.concurrent = True
-            times.append(self._train(seen))
-            if not seen.concurrent and self.repeats < _MOST_REPEATS:
-                self.repeats = min(2 * self.repeats, _MOST_REPEATS)
+            took, lasted = self._train()
+            if self._more_beside(lasted, _MARGIN):
                 times.clear()
                 continue
+            times.append(took)
             last = times[-_AGREEING:]
             spread = max(last) / max(min(last), 1e-9) - 1
             if len(last) == _AGREEING and (spread <= _AGREE or time.monotonic() >= until):
-                seen.settled, seen.concurrent = spread <= _UNSETTLED, True
+                seen.settled = spread <= _UNSETTLED
                 return
 
     def _trains(self, seconds: float, seen: Seen) -> None:
@@ -157,9 +164,13 @@ class Copies:
         size = len(self.lane.host)
         while len(seen.rates) < _FEWEST_TRAINS or (len(seen.rates) < _MOST_TRAINS and time.monotonic() < until):
             key = self.refresh()
-            seen.rates.append(size / self._train(seen))
+            took, lasted = self._train()
             seen.wrong_words += self.wrong_words(key, size)
             seen.copies += self.count
+            if self._more_beside(lasted, 1.0):
+                continue  # part of it ran alone: no rate of both at once
+            seen.concurrent &= lasted >= 1
+            seen.rates.append(size / took)
 
     def _singles(self, seconds: float, seen: Seen) -> None:
         """One copy at a time, from submitting it to knowing that it is done: what a lone block load waits for."""
