@@ -44,7 +44,18 @@ from kvplan.model import load_model
 from kvplan.plan import make
 from kvplan.planning.links import Rates, Shape, disk_rates, host_rates, shape
 from kvplan.planning.placement import by_node
-from kvplan.probing import cuda, disk_cells, disk_io, disk_links, gpu_cells, mechanisms, memory_copy, pinning, scratch
+from kvplan.probing import (
+    cuda,
+    disk_cells,
+    disk_io,
+    disk_links,
+    gpu_cells,
+    gpu_run,
+    mechanisms,
+    memory_copy,
+    pinning,
+    scratch,
+)
 from kvplan.probing.disk_cells import Cell
 from kvplan.probing.disk_runner import Outcome
 from kvplan.probing.fragments import fragments
@@ -390,7 +401,8 @@ def nodes(count: int) -> tuple[NumaNode, ...]:
     )
 
 
-def test_d05_every_other_node_is_measured_and_none_planned_with() -> None:
+def test_d05_every_other_node_is_measured_and_none_planned_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_run, "node_of", lambda address: None)  # the nodes are made up
     card = device(pci="0000:01:00.0", numa_node=0)
     gpu = FakeGpu(pci=card.pci)
     result = probe_gpu.measure(
