@@ -145,6 +145,36 @@ def test_running_requests_that_do_not_fit_have_what_is_left_and_the_rest_is_said
     assert f"{show_bytes(gpu.missing_bytes)} are missing" in str(decision)
 
 
+def llama_cpp(context: int, **fields: object) -> Document[Estimate]:
+    return estimate_with(
+        engine="llama.cpp", engine_view={"context_bytes": context, "n_ctx": context // 131_072}, **fields
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 120), st.integers(20, 200), st.floats(0.01, 8))
+def test_llama_cpp_holds_its_context_and_no_more(context: int, memory: int, growth: float) -> None:
+    """What is free beside a context that was allocated at start is no cache; requests beyond it wait."""
+    spec = replace(H100, memory_bytes=memory * GiB)
+    made = planned(
+        Policy(engine="llama.cpp", growth=growth),
+        estimate=llama_cpp(context * GiB),
+        gpu=spec,
+        probe=samples.probe_without_gpu(),
+    )
+    gpu, limit = made.budgets.gpu, limit_of(made, "GPU memory")
+    held = {item.name: item.bytes for item in gpu.items}
+    assert sum(held.values()) == (gpu.limit_bytes or 0) + gpu.missing_bytes
+    assert held.get("active requests", 0) + gpu.bytes <= context * GiB
+    assert gpu.usable_bytes <= context * GiB
+    assert limit.needed == held["weights"] + held["engine overhead"] + context * GiB
+    assert limit.ok is (gpu.missing_bytes == 0)
+    assert limit.ok or gpu.bytes == 0
+    if limit.ok:
+        left = context * GiB - held.get("active requests", 0) - gpu.bytes
+        assert 0 <= left < 131_072 * 16  # what is used of the context, to the block
+
+
 def test_more_prompts_than_a_replica_can_compute_break_a_limit() -> None:
     plan = planned(Policy(growth=12.0, active_percentile="p50"), gpu=replace(H100, memory_bytes=120 * GiB))
     limit = limit_of(plan, "GPU time")

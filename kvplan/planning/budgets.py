@@ -18,7 +18,11 @@ from kvplan.units import GiB, show_bytes, show_percent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuRoom:
-    """Memory of one GPU: usable = weights + overhead + active + reusable + rest, unless the first three exceed it."""
+    """Memory of one GPU: usable = weights + overhead + active + reusable + rest, unless the first three exceed it.
+
+    `context` is the cache of an engine that allocates it whole at start, whatever else is free; None where it takes
+    what is left. Requests that do not go into it wait for it: `active` is what they hold there.
+    """
 
     usable: int
     weights: int
@@ -27,15 +31,25 @@ class GpuRoom:
     reusable: int
     rest: int
     tokens: int
+    context: int | None = None
 
     @property
     def needed(self) -> int:
         """What must be there before any block can be kept for reuse."""
-        return self.weights + self.overhead + self.active
+        return self.weights + self.overhead + (self.active if self.context is None else self.context)
+
+    @property
+    def held(self) -> str:
+        """What must be there beside weights and overhead, in words."""
+        return f"active requests {show_bytes(self.active)}" if self.context is None else self._context
+
+    @property
+    def _context(self) -> str:
+        return f"a context of {show_bytes(self.context or 0)}"
 
     @property
     def missing(self) -> int:
-        """What weights, overhead and active requests need beyond what is usable."""
+        """What must be there beyond what is usable."""
         return max(0, self.needed - self.usable)
 
     @property
@@ -55,9 +69,16 @@ def gpu_room(facts: Facts, growth: float | None = None) -> GpuRoom:
         facts.gpu_total.value, facts.utilization, facts.weights.value, facts.overhead.value
     )
     active = active_bytes(facts, facts.policy.growth if growth is None else growth)
+    context = context_bytes(facts)
+    if context is not None:
+        active = min(active, context)
     left = usable - facts.weights.value - facts.overhead.value - active
     block = facts.chunk_tokens * facts.bytes_per_token_per_gpu
-    blocks = max(0, left // block - facts.profile.null_blocks)
+    own = left
+    if context is not None:  # all of it must fit, and no more of the GPU is used
+        fits = left >= context - active
+        own, left = (context - active, left) if fits else (0, context - active)
+    blocks = max(0, own // block - facts.profile.null_blocks)
     return GpuRoom(
         usable=usable,
         weights=facts.weights.value,
@@ -66,7 +87,14 @@ def gpu_room(facts: Facts, growth: float | None = None) -> GpuRoom:
         reusable=blocks * block,
         rest=max(0, left) - blocks * block,
         tokens=blocks * facts.chunk_tokens,
+        context=context,
     )
+
+
+def context_bytes(facts: Facts) -> int | None:
+    """Bytes on one GPU of a context that is allocated whole at start, as the estimate has it; else None."""
+    whole = facts.estimate.engine_view.get("context_bytes")
+    return -(-whole // facts.gpus) if isinstance(whole, int) and whole else None
 
 
 def active_bytes(facts: Facts, growth: float) -> int:
@@ -93,13 +121,16 @@ def gpu_budget(facts: Facts, room: GpuRoom, outcome: Outcome) -> Budget:
             f"{facts.policy.active_percentile} of active tokens in the log, growth {facts.policy.growth:g}{on}",
         ),
         ("reusable blocks", room.reusable, facts.gpu_total.provenance, "what is left, in whole blocks" + on),
-        ("less than a block", room.rest, facts.gpu_total.provenance, "rounding, and blocks the engine reserves" + on),
+        _rest(room, facts.gpu_total.provenance, on),
     ]
     low = outcome.base.low
-    if room.fits:
+    if room.context is not None and room.fits:
+        why = f"{room.held} a GPU, as the estimate has it, less active requests"
+    elif room.fits:
         why = f"{show_bytes(room.usable)} usable a GPU less weights, overhead and active requests"
     else:
-        why = f"weights, overhead and active requests need {show_bytes(room.needed)} of {show_bytes(room.usable)} a GPU"
+        held = "active requests" if room.context is None else "the context"
+        why = f"weights, overhead and {held} need {show_bytes(room.needed)} of {show_bytes(room.usable)} a GPU"
     return Budget(
         bytes=room.reusable * gpus,
         requested_bytes=room.usable * gpus,
@@ -115,6 +146,14 @@ def gpu_budget(facts: Facts, room: GpuRoom, outcome: Outcome) -> Budget:
             if size or name == "reusable blocks"
         ),
     )
+
+
+def _rest(room: GpuRoom, provenance: Provenance, on: str) -> tuple[str, int, Provenance, str]:
+    if room.context is None:
+        return "less than a block", room.rest, provenance, "rounding, and blocks the engine reserves" + on
+    if room.fits:
+        return "outside the context", room.rest, "configured", "the engine allocates its context at start, no more" + on
+    return "rest of the context", room.rest, "configured", "allocated at start, whether it is used or not" + on
 
 
 def host_budget(facts: Facts, room: HostRoom, tier: Tier | None, outcome: Outcome, why: str) -> Budget:

@@ -95,9 +95,12 @@ _CODES = {
 def _fit(made: Solved) -> Iterator[Finding]:
     if made.gpu.fits:
         return
+    held, less = "active requests", "more replicas"
+    if made.gpu.context is not None:
+        held, less = "the context", "a smaller --ctx-size"
     text = (
-        f"weights, overhead and active requests need {show_bytes(made.gpu.needed)} of "
-        f"{show_bytes(made.gpu.usable)} a GPU: use more GPUs a replica, more replicas, or a smaller KV dtype"
+        f"weights, overhead and {held} need {show_bytes(made.gpu.needed)} of {show_bytes(made.gpu.usable)} a GPU: use "
+        f"more GPUs a replica, {less}, or a smaller KV dtype"
     )
     yield Finding(severity="error", code="gpu-does-not-fit", text=text)
 

@@ -52,8 +52,8 @@ def _gpu(facts: Facts, room: GpuRoom) -> Iterator[Limit]:
         unit="bytes",
         ok=room.fits,
         why=(
-            f"weights {show_bytes(room.weights)} + overhead {show_bytes(room.overhead)} + active requests "
-            f"{show_bytes(room.active)} a GPU, of {facts.utilization:g} x {show_bytes(facts.gpu_total.value)}"
+            f"weights {show_bytes(room.weights)} + overhead {show_bytes(room.overhead)} + {room.held} a GPU, "
+            f"of {facts.utilization:g} x {show_bytes(facts.gpu_total.value)}"
         ),
         provenance=facts.gpu_total.provenance,
     )
