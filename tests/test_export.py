@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -27,6 +29,7 @@ from kvplan.documents import (
     Parallel,
     Plan,
     Policy,
+    Reserve,
 )
 from kvplan.engines.configs import SYSTEMS, emit, recognised, refusal, tiers_of
 from kvplan.engines.configs.common import Asked, Given, taken
@@ -38,6 +41,7 @@ from kvplan.export import check, export
 from kvplan.files import dump, wrap
 from kvplan.model import load_model
 from kvplan.plan import make
+from kvplan.planning.hostroom import RESERVES
 from kvplan.units import GB, GiB, MiB
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -773,3 +777,17 @@ def test_a_plan_that_does_not_hold_says_so_beside_its_flags() -> None:
 def test_a_document_of_kvplan_is_no_configuration() -> None:
     with pytest.raises(KvplanError, match=r"p.json: a document of kvplan \(kvplan.plan\), no configuration"):
         check(dump(samples.plan()), "p.json")
+
+
+def test_a_pod_has_memory_for_its_engine_and_not_for_the_system_of_its_host() -> None:
+    reserves = (Reserve(name="other-models", bytes=7 * GiB), Reserve(name="system", bytes=11 * GiB))
+    policy = Policy(forbid_disk=True, reserves=reserves)
+    plan = make(samples.estimate(), samples.workload(), samples.probe(), gpu("h100-80gb"), policy)
+    held = {item.name: item.bytes for item in plan.budgets.host.items}
+    assert held[RESERVES["other-models"]] == 7 * GiB
+    outside = ("KV cache", "free", "headroom", RESERVES["system"], RESERVES["other-models"])
+    assert set(outside) <= set(held)
+    engine = sum(size for name, size in held.items() if name not in outside)
+    pod = export(plan, "production-stack").parts[0].text
+    (limit,) = re.findall(r'limitMemory: "(\d+)Gi"', pod)
+    assert int(limit) == math.ceil((held["KV cache"] + engine) / GiB + 1)

@@ -7,7 +7,8 @@ from pathlib import PurePath
 from kvplan.documents import Budgets, EngineSettings, Estimate, ModelRef, Policy, Probe
 from kvplan.engines.configs.common import Given
 
-_NOT_BESIDE = ("KV cache", "free", "headroom", "system")
+# Lines of the host's budget that are no memory of the engine's own container, as planning/hostroom.py names them.
+_NOT_BESIDE = ("KV cache", "free", "headroom", "operating system and page cache", "other models")
 
 
 def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets: Budgets, probe: Probe | None) -> Given:
