@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import signal
 import sys
 import threading
 import time
@@ -252,24 +253,24 @@ class Impatient(FakeGpu):
 
     interrupts = 3
 
+    def _interrupt(self, at: int) -> None:
+        if self.interrupts == at:
+            self.interrupts -= 1
+            os.kill(os.getpid(), signal.SIGINT)
+
     def _move(self, stream: Any, piece: Any) -> None:
         super()._move(stream, piece)
-        if self.moved["h2d"] >= 8 * MiB and self.interrupts == 3:
-            self.interrupts -= 1
-            raise KeyboardInterrupt
+        if self.moved["h2d"] >= 8 * MiB:
+            self._interrupt(3)
 
     def wait(self, stream: Any) -> None:
-        if self.interrupts == 2:
-            self.interrupts -= 1
-            raise KeyboardInterrupt
+        self._interrupt(2)
         super().wait(stream)
 
     def unpin(self, address: int) -> None:
         assert self.waits >= 2, "page-locked memory was given back under copies"
+        self._interrupt(1)
         super().unpin(address)
-        if self.interrupts == 1:
-            self.interrupts -= 1
-            raise KeyboardInterrupt
 
 
 def test_interrupts_do_not_cut_giving_back_short() -> None:
@@ -278,6 +279,7 @@ def test_interrupts_do_not_cut_giving_back_short() -> None:
         measure(gpu)
     assert gpu.interrupts == 0
     assert gpu.pinned == {}
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class Busy(FakeGpu):

@@ -128,3 +128,67 @@ except KeyboardInterrupt:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "before\n", "")
+
+
+GPU_PROGRAM = """
+import random, signal, sys
+sys.path.insert(0, {tests!r})
+from fake_gpu import FakeGpu
+from kvplan import probe, probe_gpu, probe_host
+from kvplan.documents import GpuDevice, ProbeOptions
+from kvplan.probing import cuda, nvml
+from kvplan.units import MiB
+from msgspec.structs import replace
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+class Watched(FakeGpu):
+    under_way = 0
+    def submit(self, stream, pieces):
+        Watched.under_way += 1
+        super().submit(stream, pieces)
+    def wait(self, stream):
+        super().wait(stream)
+        Watched.under_way = 0
+    def unpin(self, address):
+        assert not Watched.under_way, "page-locked memory was given back under copies"
+        super().unpin(address)
+
+card = GpuDevice(index=0, name="Example", total_bytes=1 << 36, free_bytes=1 << 36, pci="0000:01:00.0")
+host = replace(probe_host.inventory(), gpus=(card,))
+probe_host.inventory = lambda: host
+nvml.link_state = lambda pci: nvml.LinkState()
+gpu = Watched(pci=card.pci)
+cuda.devices = lambda: (gpu,)
+real = probe_gpu.measure
+probe_gpu.measure = lambda gpu, on, **more: real(gpu, on, **more, buffer_bytes=4 * MiB, pin_bytes=8 * MiB)
+def say(what, done=None):
+    print(what, flush=True)
+code = 0
+try:
+    probe.measure(ProbeOptions(only=("gpu",), budget_s=20.0), say)
+except KeyboardInterrupt:
+    code = 130
+except SystemExit as end:
+    code = end.code
+assert gpu.peak_pinned == 8 * MiB and gpu.pinned == {{}}, gpu.pinned
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("moment", range(4))
+def test_page_locked_memory_is_given_back_after_its_copies(number: signal.Signals, code: int, moment: int) -> None:
+    program = GPU_PROGRAM.format(tests=str(Path(__file__).parent))
+    run = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    while "h2d" not in run.stdout.readline():
+        pass
+    time.sleep(random.Random(f"{number}{moment}").uniform(0, 1.0))
+    run.send_signal(number)
+    if moment % 2:
+        time.sleep(0.001)
+        run.send_signal(number)  # again, while it cleans up
+    _, errors = run.communicate(timeout=30)
+    if moment % 2 and run.returncode == -number:
+        return  # the second came when all was given back and Python had ended
+    assert (run.returncode, errors) == (code, "")

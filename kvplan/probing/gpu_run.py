@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from contextlib import suppress
-from functools import partial
-from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,7 +17,7 @@ from kvplan.probing.cuda import Gpu, HostArray
 from kvplan.probing.gpu_cells import BOTH_WAYS, Cell, cells
 from kvplan.probing.gpu_copies import Copies, Lane, Seen
 from kvplan.probing.gpu_extras import Extras, Rig, beside_decoding, through_drive
-from kvplan.probing.interrupts import finish
+from kvplan.probing.interrupts import held
 from kvplan.probing.mechanisms import Mechanism
 from kvplan.probing.pinning import Arena, pin
 from kvplan.progress import Progress
@@ -65,11 +63,10 @@ class Run:
 
     def settle(self) -> None:
         """Wait for every copy under way, whatever interrupts: host memory may not be given back before."""
-        finish([partial(self._drained, stream) for stream in self.streams.values()], again=True)
-
-    def _drained(self, stream: Any) -> None:
-        with suppress(KvplanError):  # a device that failed has no copies under way
-            self.gpu.wait(stream)
+        with held():
+            for stream in self.streams.values():
+                with suppress(KvplanError):  # a device that failed has no copies under way
+                    self.gpu.wait(stream)
 
     def rig(self) -> Rig | None:
         """The page-locked lanes, with the mechanisms that worked; None where no memory could be page-locked."""

@@ -46,23 +46,27 @@ def _wait(waiting: list[threading.Thread], started_by: float) -> None:
             time.sleep(_LOOK_S)
 
 
-def finish(steps: Iterable[Callable[[], object]], again: bool = False) -> None:
-    """Every step of a clean-up, whatever a signal raises meanwhile; the first of it is raised at last.
+@contextmanager
+def held() -> Iterator[None]:
+    """What SIGINT and SIGTERM would raise, at the end of the block and not in the middle of it: for cleaning up.
 
-    `again`: a step that was cut short is taken once more, where that does no harm.
+    Outside the main thread, where no handler runs, this does nothing.
     """
-    raised: BaseException | None = None
-    for step in steps:
-        while True:
-            try:
-                step()
-            except (KeyboardInterrupt, SystemExit) as error:
-                raised = raised or error
-                if again:
-                    continue
-            break
-    if raised is not None:
-        raise raised
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: handler for number, handler in found.items() if callable(handler)}
+    for number in handlers:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    for number in came[:1]:
+        handlers[signal.Signals(number)](number, None)
 
 
 @contextmanager

@@ -11,13 +11,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from kvplan.documents import Pinning
 from kvplan.probing.cuda import Gpu, HostArray, PinError
-from kvplan.probing.interrupts import finish
+from kvplan.probing.interrupts import held
 from kvplan.units import MiB
 
 _SMALLEST = 1 * MiB
@@ -67,7 +66,9 @@ def pin(gpu: Gpu, index: int, wanted: int, chunk: int) -> Iterator[Arena]:
         )
         yield Arena(chunks=tuple(chunks), report=report)
     finally:
-        finish(partial(gpu.unpin, piece.ctypes.data) for piece in reversed(chunks))
+        with held():
+            for piece in reversed(chunks):
+                gpu.unpin(piece.ctypes.data)
 
 
 def _register(gpu: Gpu, area: HostArray, size: int, done: list[HostArray]) -> str | None:
