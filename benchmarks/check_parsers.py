@@ -31,7 +31,17 @@ from kvplan.units import GiB, MiB
 SIDES = Path(__file__).parent / "parsers"
 GIVEN = {
     "host, 4 ranks": Given(
-        host_bytes=240 * GiB, disk_bytes=0, ranks=4, latent=False, block_tokens=16, utilization=0.92, tp=4
+        host_bytes=240 * GiB,
+        disk_bytes=0,
+        ranks=4,
+        latent=False,
+        block_tokens=16,
+        utilization=0.92,
+        tp=4,
+        max_model_len=16_384,
+        context_tokens=512,
+        slots=2,
+        cache_types=("q8_0", "q8_0"),
     ),
     "odd bytes, latent, 8 ranks": Given(
         host_bytes=401 * GiB + 123_456_789,
@@ -42,6 +52,9 @@ GIVEN = {
         utilization=0.9,
         tp=4,
         pp=2,
+        dcp=4,
+        kv_bytes=40 * GiB + 1,
+        kv_tokens=327_680,
         model="models/with space",
     ),
     "host and disk": Given(
@@ -213,12 +226,12 @@ def check_sglang(found: Sequence[Case], python: Path, root: Path, stands: Path) 
 
 def check_llamacpp(found: Sequence[Case], environment: Path, root: Path, stands: Path) -> Iterator[Outcome]:
     """llama.cpp's server started with a tiny model: what it says of its prompt cache, and its router of its presets."""
-    model = write_gguf(root / "tiny.gguf", Shape(layers=1, width=32, heads=2, kv_heads=1), 1)
+    model = write_gguf(root / "tiny.gguf", Shape(layers=1, width=64, heads=2, kv_heads=1), 1)
     mine = [case for case in found if case.system == "llama.cpp"]
     wrong = []
     for case in mine:
         words, _ = started(case, "llama-server.sh", "llama-server", stands)
-        options = [str(model) if word == case.given.model else word for word in words]
+        options = [str(model) if before == "--model" else word for before, word in pairwise(["", *words])]
         with llamacpp.served(environment, root / "llama.log", [*options, "--ctx-size", "256", "-lv", "4"]) as server:
             said = [line for line in server.lines() if "size limit" in line]
         if not any(f"{case.knobs('--cache-ram')[0].written} MiB" in line for line in said):
