@@ -141,6 +141,12 @@ def test_running_requests_that_do_not_fit_have_what_is_left_and_the_rest_is_said
     assert 0 < left < held["active requests"]
     assert gpu.usable_bytes == left
     assert gpu.missing_bytes == held["active requests"] - left
+    (text,) = (one.text for one in tight.findings if one.code == "gpu-does-not-fit")
+    (least,) = map(int, re.findall(r"(\d+) replicas or more", text))
+    for replicas, fits in ((least - 1, False), (least, True)):
+        policy = Policy(growth=50.0, replicas=replicas, replicas_per_host=1)
+        plan = planned(policy, probe=None, gpu=replace(H100, memory_bytes=40 * GiB))
+        assert limit_of(plan, "GPU memory").ok is fits
     decision = sections(wrap(tight)).sections[0]
     assert f"{show_bytes(gpu.missing_bytes)} are missing" in str(decision)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from msgspec.structs import replace
@@ -95,9 +96,11 @@ _CODES = {
 def _fit(made: Solved) -> Iterator[Finding]:
     if made.gpu.fits:
         return
-    held, less = "active requests", "more replicas"
+    held, less, room = "active requests", "more replicas", made.gpu.usable - made.gpu.weights - made.gpu.overhead
     if made.gpu.context is not None:
         held, less = "the context", "a smaller --ctx-size"
+    elif room > 0:
+        less = f"{math.ceil(made.facts.replicas * made.gpu.active / room)} replicas or more"
     text = (
         f"weights, overhead and {held} need {show_bytes(made.gpu.needed)} of {show_bytes(made.gpu.usable)} a GPU: use "
         f"more GPUs a replica, {less}, or a smaller KV dtype"
