@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.probing import scratch
+from kvplan.probing import interrupts, scratch
 
 # As the command line does: Ctrl-C ends with 130, a SIGTERM handler that exits runs the same clean-up.
 PROGRAM = """
@@ -192,3 +192,29 @@ def test_page_locked_memory_is_given_back_after_its_copies(number: signal.Signal
     if moment % 2 and run.returncode == -number:
         return  # the second came when all was given back and Python had ended
     assert (run.returncode, errors) == (code, "")
+
+
+def test_a_signal_right_behind_another_says_nothing_new_and_a_later_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(1000):
+            pass
+
+    with pytest.raises(KeyboardInterrupt), interrupts.heeded(lambda what, done=None: None):
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+        interrupt()  # on the way to a clean-up
+        monkeypatch.setattr(interrupts, "_UNWINDING_S", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_held_signals_come_at_the_end_and_once() -> None:
+    steps = []
+    with pytest.raises(KeyboardInterrupt), interrupts.held():
+        for step in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append(step)
+    assert steps == [0, 1, 2]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

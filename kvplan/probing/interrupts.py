@@ -16,6 +16,7 @@ from kvplan.progress import Progress
 Handler = Callable[[int, FrameType | None], Any]
 
 _LOOK_S = 1e-3
+_UNWINDING_S = 1.0  # from a signal to where its clean-up begins, on a busy host
 _STARTING_S = 5.0  # a thread whose start was cut short runs by then, or never will
 
 
@@ -65,8 +66,8 @@ def held() -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    for number in came[:1]:
-        handlers[signal.Signals(number)](number, None)
+    for first in came[:1]:
+        handlers[signal.Signals(first)](first, None)
 
 
 @contextmanager
@@ -80,6 +81,7 @@ def heeded(progress: Progress) -> Iterator[Progress]:
         yield progress
         return
     unheard: list[BaseException] = []
+    when: list[float] = []
     ignored = sys.unraisablehook
 
     def unraisable(what: Any) -> None:
@@ -94,7 +96,7 @@ def heeded(progress: Progress) -> Iterator[Progress]:
     found = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     handlers = {number: handler for number, handler in found.items() if callable(handler)}
     for number, handler in handlers.items():
-        signal.signal(number, _remembering(handler, unheard))
+        signal.signal(number, _remembering(handler, unheard, when))
     sys.unraisablehook = unraisable
     try:
         yield listen
@@ -106,14 +108,20 @@ def heeded(progress: Progress) -> Iterator[Progress]:
             signal.signal(number, handler)
 
 
-def _remembering(handler: Handler, raised: list[BaseException]) -> Handler:
-    """The handler, which keeps what it raises."""
+def _remembering(handler: Handler, raised: list[BaseException], when: list[float]) -> Handler:
+    """The handler, which keeps what it raises and when. A signal soon after one that raised says nothing new.
+
+    It would meet code that is on its way to a clean-up, and cut that short.
+    """
 
     def handle(number: int, frame: FrameType | None) -> None:
+        if when and time.monotonic() - when[-1] < _UNWINDING_S:
+            return
         try:
             handler(number, frame)
         except BaseException as error:
             raised.append(error)
+            when.append(time.monotonic())
             raise
 
     return handle
