@@ -829,3 +829,10 @@ def test_a_replica_larger_than_a_host_is_said() -> None:
     for tp, spans in ((seen, False), (2 * seen, True)):
         plan = planned(estimate=estimate_with(parallel=Parallel(tp=tp)))
         assert ("replica-spans-hosts" in codes(plan)) is spans
+
+
+def test_a_tier_that_a_rule_makes_useless_names_the_rule() -> None:
+    none, brief = planned(Policy(share="none")), planned(Policy(ttl_s=1.0))
+    assert none.budgets.host.why.endswith("adds no reuse that the log shows with no block shared")
+    assert "with blocks kept 1 s at most" in brief.budgets.host.why
+    assert " with " not in planned(Policy(host_memory_bytes=64 * GiB)).budgets.disk.why

@@ -100,7 +100,7 @@ def _unpaid(facts: Facts, tier: Tier, side: _Side, pays: float) -> str:
                 f"what {_size(sizes[-1])} would add are shorter prefixes"
             )
         inside = "repeats what is held nearer to the GPU and " if tier.inclusive else ""
-        return f"{name} up to {_size(sizes[-1])} {inside}adds no reuse that the log shows"
+        return f"{name} up to {_size(sizes[-1])} {inside}adds no reuse that the log shows{_restricted(facts)}"
     best = best_of(sizes)
     if best is None:
         return f"every size of {name} is refused: {sizes[-1].refused}"
@@ -110,6 +110,17 @@ def _unpaid(facts: Facts, tier: Tier, side: _Side, pays: float) -> str:
         f"the best size of {name} gains {show_duration(best.net_s)} of GPU time an hour, under the "
         f"{show_percent(facts.policy.minimum_gain_ratio)} of prefill time that the policy asks for"
     )
+
+
+def _restricted(facts: Facts) -> str:
+    """The rules of the policy under which the log shows reuse at all; empty without any."""
+    policy = facts.policy
+    rules = [
+        *(["no block shared"] if policy.share == "none" else []),
+        *([f"blocks kept {show_duration(policy.ttl_s)} at most"] if policy.ttl_s is not None else []),
+        *([f"a restart every {show_duration(policy.restart_every_s)}"] if policy.restart_every_s is not None else []),
+    ]
+    return f" with {' and '.join(rules)}" if rules else ""
 
 
 def _absent(facts: Facts, name: str) -> str:
