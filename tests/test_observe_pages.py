@@ -11,11 +11,12 @@ import pytest
 import samples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from records import replace
 from rich.console import Console
 from test_startup import loaded_by
 
 from kvplan import report
-from kvplan.documents import Document, Observation
+from kvplan.documents import Document, Observation, PlanCheck
 from kvplan.errors import KvplanError
 from kvplan.files import dump, parse, wrap
 from kvplan.observe import observe, saved
@@ -23,6 +24,7 @@ from kvplan.observing.exposition import Page
 from kvplan.observing.exposition import parse as parse_page
 from kvplan.observing.recording import Recording, Track
 from kvplan.observing.scrape import Taken
+from kvplan.pages.observation import _whys
 
 PAGES = Path(__file__).parent / "metrics"
 PLAN = samples.plan()
@@ -155,3 +157,14 @@ def test_damaged_pages_are_read_or_refused_in_one_line(seed: int, name: str) -> 
         return
     assert parse(dump(document).encode(), "file") == document
     report.sections(document)
+
+
+def test_reasons_of_higher_and_of_lower_hits_stand_apart() -> None:
+    def check(what: str, observed: float, why: str) -> PlanCheck:
+        return PlanCheck(what=what, unit="ratio", planned=0.5, observed=observed, agrees=False, why=(why, "both"))
+
+    rows = (check("hits, all tiers", 0.8, "more is shared"), check("hits, host memory", 0.2, "a cold start"))
+    mixed = _whys(replace(of("vllm_tiers").data, beside_plan=rows))
+    assert mixed == [("hits, all tiers", "more is shared"), ("", "both"), ("hits, host memory", "a cold start")]
+    alike = _whys(replace(of("vllm_tiers").data, beside_plan=(replace(rows[0], observed=0.1), rows[1])))
+    assert alike == [("hits", "more is shared"), ("", "both"), ("", "a cold start")]

@@ -113,10 +113,14 @@ def _beside(seen: Observation) -> tuple[Section, ...]:
 
 
 def _whys(seen: Observation) -> list[tuple[str, str]]:
-    """Each reason once, under the first figure that it explains: all tiers' hits differ for the same ones."""
+    """Each reason once, under the first figure that it explains: all tiers' hits differ for the same ones, unless some
+    are higher and others lower.
+    """
     told: dict[str, str] = {}
+    hits = [one for one in seen.beside_plan if one.unit == "ratio" and not one.agrees and one.observed is not None]
+    alike = len({(one.observed or 0.0) > one.planned for one in hits}) < 2
     for one in seen.beside_plan:
-        name = "hits" if one.unit == "ratio" else one.what
+        name = "hits" if one.unit == "ratio" and alike else one.what
         for why in one.why:
             told.setdefault(why, name)
     names = list(told.values())

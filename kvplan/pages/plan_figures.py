@@ -26,6 +26,8 @@ _PARTS: dict[str, Role] = {
     "free": "faint",
     "left free": "faint",
     "less than a block": "faint",
+    "outside the context": "faint",
+    "rest of the context": "muted",
 }
 _CACHE = ("KV cache", "reusable blocks")
 _SLIVER = 0.01  # of a bar: what is thinner is drawn together with its like; the table has every part
