@@ -19,7 +19,7 @@ from test_probe_gpu import BUFFER, device, host
 from kvplan import probe, probe_gpu, probe_host
 from kvplan.documents import Host, ProbeOptions
 from kvplan.files import load
-from kvplan.probing import contention, cuda, gpu_copies, gpu_extras, nvml
+from kvplan.probing import contention, cuda, gpu_copies, gpu_extras, gpu_run, nvml
 from kvplan.units import KiB, MiB
 
 CHECK = Path(__file__).resolve().parents[1] / "benchmarks/gpu_check.py"
@@ -35,6 +35,9 @@ def check(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(contention, "STEPS", 200)
     monkeypatch.setattr(gpu_extras, "BLOCK", 256 * KiB)
     monkeypatch.setattr(gpu_copies, "_MOST_PIECES", 64)
+    for room in (gpu_run, gpu_extras):  # a busy machine is no matter here
+        monkeypatch.setattr(room, "_GRACE_S", 1e6)
+        monkeypatch.setattr(room, "_LEAST_GRACE_S", 1e6)
     card = device(pci="0000:01:00.0", max_link_generation=5, max_link_width=16)
     monkeypatch.setattr(probe_host, "inventory", lambda: host(gpus=(card,)))
     monkeypatch.setattr(nvml, "link_state", lambda pci: nvml.LinkState(generation=5, width=16))

@@ -25,7 +25,7 @@ from kvplan.model import load_model
 from kvplan.plan import make
 from kvplan.planning.links import shape
 from kvplan.probe import kv_block, kv_moves
-from kvplan.probing import cuda, gpu_cells, gpu_copies, gpu_extras, nvml
+from kvplan.probing import cuda, gpu_cells, gpu_copies, gpu_extras, gpu_run, nvml
 from kvplan.units import KiB, MiB
 
 BUFFER = 1 * MiB
@@ -45,6 +45,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains of few pieces over a small buffer: what is measured, not how well."""
     for name, value in (("_MOST_PIECES", 32), ("_FEWEST_TRAINS", 1), ("_FEWEST_SINGLES", 1), ("_AGREEING", 1)):
         monkeypatch.setattr(gpu_copies, name, value)
+    for name in ("_GRACE_S", "_LEAST_GRACE_S"):  # a busy machine is no matter here
+        monkeypatch.setattr(gpu_run, name, 1e6)
 
 
 def swept(of: Estimate, card: TimedGpu | None = None, **more: Any) -> probe_gpu.GpuResult:
