@@ -154,6 +154,18 @@ def test_what_changed_and_why() -> None:
     assert causes["all of them"].net_s_per_hour == new.benefit.gpu_s_per_hour_saved
 
 
+def test_policies_that_differ_are_shown_in_units() -> None:
+    old = samples.envelope("plan", planned(Policy(disk_bytes=TiB, ttl_s=600.0)))
+    new = planned(Policy(disk_bytes=2 * TiB, headroom_ratio=0.2, host_link_bytes_per_s=25e9))
+    found = against(new, old).against
+    assert found is not None
+    shown = {one.what: (one.before, one.after) for one in found.inputs}
+    assert shown["policy: disk"] == ("1,024.00 GiB", "2,048.00 GiB")
+    assert shown["policy: ttl"] == ("10 min", "not set")
+    assert shown["policy: headroom"] == ("10.0 %", "20.0 %")
+    assert shown["policy: host link"] == ("not set", "25.00 GB/s")
+
+
 def test_nothing_changed() -> None:
     found = against(planned(), samples.envelope("plan", planned())).against
     assert found is not None

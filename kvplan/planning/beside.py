@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from msgspec.structs import fields, replace
 
 from kvplan.documents import Against, Changed, Document, Plan, PlanInputs, Policy, WhatIf
 from kvplan.errors import KvplanError
-from kvplan.units import show_bytes, show_duration, show_percent
+from kvplan.units import show_bytes, show_duration, show_percent, show_rate
 
 Maker = Callable[[PlanInputs, Policy], Plan]
 
+_SHOWN: tuple[tuple[str, Callable[[Any], str]], ...] = (  # how a policy's field reads, by the unit in its name
+    ("_bytes_per_s", show_rate),
+    ("_bytes", show_bytes),
+    ("_ratio", show_percent),
+    ("_s", show_duration),
+)
 _PARTS = ("estimate", "workload", "probe", "gpu", "prices")
 
 
@@ -74,7 +81,7 @@ def _inputs(plan: Plan) -> dict[str, str]:
     lines = {one.what: f"{one.value} ({one.provenance})" for one in plan.evidence if one.source != "policy"}
     return {
         **lines,
-        **{f"policy: {one.name.replace('_', ' ')}": _shown(plan.policy, one.name) for one in fields(Policy)},
+        **{f"policy: {_called(one.name)}": _shown(plan.policy, one.name) for one in fields(Policy)},
     }
 
 
@@ -82,7 +89,15 @@ def _shown(policy: Policy, name: str) -> str:
     if name == "reserves":
         return ", ".join(f"{one.name} {show_bytes(one.bytes)}" for one in policy.reserves) or "none"
     value = getattr(policy, name)
-    return "not set" if value is None else str(value)
+    if value is None:
+        return "not set"
+    show = next((show for end, show in _SHOWN if name.endswith(end)), str)
+    return show(value)
+
+
+def _called(name: str) -> str:
+    """A field's name without its unit, which stands with its value."""
+    return name.removesuffix(next((end for end, _ in _SHOWN if name.endswith(end)), "")).replace("_", " ")
 
 
 def _causes(new: Plan, old: Plan, make: Maker) -> Iterator[WhatIf]:
