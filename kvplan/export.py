@@ -46,7 +46,7 @@ def export(plan: Plan, system: str, in_kubernetes: bool = False, host: Probe | N
         disk_bytes=wanted.disk_bytes,
         host_taken_bytes=taken(made.knobs, "host"),
         disk_taken_bytes=taken(made.knobs, "disk"),
-        findings=(*_exceeded(plan), *differs, *made.findings),
+        findings=(*_exceeded(plan), *_undealt(wanted, row), *differs, *made.findings),
     )
 
 
@@ -88,6 +88,16 @@ def _exceeded(plan: Plan) -> Iterator[Finding]:
     if broken:
         text = f"the plan exceeds {', '.join(broken)}: its own decision says to settle that first"
         yield finding("warning", "plan-exceeds", text)
+
+
+def _undealt(given: Given, row: configs.System) -> Iterator[Finding]:
+    """Whether the plan deals experts over engines, which only vLLM's own flags are written for."""
+    if given.dealt_over > 1 and not row.name.startswith("vllm"):
+        text = (
+            f"the plan deals experts over {given.dealt_over} data-parallel engines: sizes are of one of them, and how "
+            f"{row.title} starts them together is not in here"
+        )
+        yield finding("warning", "engines-together", text)
 
 
 def _other_rules(plan: Plan, row: configs.System) -> Iterator[Finding]:

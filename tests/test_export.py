@@ -741,6 +741,20 @@ def test_flags_say_what_the_estimate_was_counted_with(
         assert one not in plain or one.startswith("--model")
 
 
+def test_engines_that_share_experts_start_together() -> None:
+    parallel = Parallel(tp=2, dp=4, expert_parallel=True)
+    plan = planned_with("vllm", parallel=parallel)
+    assert "--data-parallel-size 4 --enable-expert-parallel" in " ".join(words_of(plan, "vllm"))
+    assert codes(export(plan, "vllm"))["engines-together"] == "warning"
+    assert "need 4 times them" in plan.config["vllm"]
+    other = planned_with("sglang", parallel=parallel)
+    assert "data-parallel" not in " ".join(words_of(other, "sglang"))
+    assert codes(export(other, "sglang"))["engines-together"] == "warning"
+    apart = planned_with("vllm", parallel=Parallel(tp=2, dp=4))  # replicas of their own
+    assert "data-parallel" not in " ".join(words_of(apart, "vllm"))
+    assert "engines-together" not in codes(export(apart, "vllm"))
+
+
 def test_a_preset_says_the_context_too() -> None:
     plan = planned_with("llama.cpp", llama_cpp=LlamaCppOptions(ctx_size=32_768, slots=4))
     preset = export(plan, "llama.cpp-router").parts[0].text

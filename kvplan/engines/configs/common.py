@@ -36,11 +36,11 @@ class Given:
     `latent`: the model keeps one latent for all heads, so every rank holds the same bytes and one rank stores them.
     `block_bytes` are those of one engine block on one rank, `gpu_bytes` the cache that the GPUs of one replica hold.
     `kv_bytes` of one rank, which hold `kv_tokens`, were stated in place of a memory fraction (None: `utilization`).
-    `max_model_len` is the longest sequence to accept (None: the model's own); `slots` of llama.cpp share a context of
-    `context_tokens`, keys and values in `cache_types`. `beside_bytes` is host memory of one replica beside the tier.
-    `share` and `ttl_s` are the plan's policy. `on_host` replicas share the host that `machine` describes;
-    `disk_free_bytes` are free in the folder at `disk_path`, of which an earlier cache holds `disk_own_bytes` more. None
-    is unknown.
+    Experts are dealt over `dealt_over` such engines. `max_model_len` is the longest sequence to accept (None: the
+    model's own); `slots` of llama.cpp share a context of `context_tokens`, keys and values in `cache_types`.
+    `beside_bytes` is host memory of one replica beside the tier. `share` and `ttl_s` are the plan's policy. `on_host`
+    replicas share the host that `machine` describes; `disk_free_bytes` are free in the folder at `disk_path`, of which
+    an earlier cache holds `disk_own_bytes` more. None is unknown.
     """
 
     host_bytes: int
@@ -54,6 +54,7 @@ class Given:
     tp: int | None = None
     pp: int = 1
     dcp: int = 1
+    dealt_over: int = 1
     kv_dtype: str = "auto"
     kv_bytes: int | None = None
     kv_tokens: int | None = None

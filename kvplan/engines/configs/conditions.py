@@ -157,3 +157,13 @@ def ages(given: Given) -> Iterator[Finding]:
     if given.ttl_s is not None:
         text = f"nothing here drops blocks after {show_duration(given.ttl_s)}"
         yield finding("warning", "time-to-live", text)
+
+
+def together(given: Given) -> Iterator[Finding]:
+    """Engines that share their experts start as one: each has the sizes of one, and the host needs them all."""
+    if given.dealt_over > 1:
+        text = (
+            f"experts are dealt over {given.dealt_over} data-parallel engines, which start together and have each the "
+            f"sizes said here: the host, and a pod, need {given.dealt_over} times them"
+        )
+        yield finding("warning", "engines-together", text)

@@ -32,6 +32,7 @@ def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets:
         tp=estimate.parallel.tp,
         pp=estimate.parallel.pp,
         dcp=estimate.parallel.dcp,
+        dealt_over=estimate.parallel.dp if estimate.parallel.expert_parallel else 1,
         kv_dtype=estimate.kv_dtype,
         kv_bytes=memory.kv_bytes if memory and memory.usable_bytes is None else None,
         kv_tokens=memory.kv_tokens if memory and memory.usable_bytes is None else None,

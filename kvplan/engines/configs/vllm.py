@@ -48,6 +48,8 @@ def engine_words(given: Given) -> list[tuple[str, ...]]:
     words.append(("--tensor-parallel-size", str(given.tp or given.ranks)))
     if given.pp > 1:
         words.append(("--pipeline-parallel-size", str(given.pp)))
+    if given.dealt_over > 1:  # no engine of these could hold all experts alone
+        words.append(("--data-parallel-size", str(given.dealt_over), "--enable-expert-parallel"))
     if given.dcp > 1:
         words.append(("--decode-context-parallel-size", str(given.dcp)))
     if given.kv_bytes is None:
@@ -74,8 +76,10 @@ def transfer(connector: str | None, extra: Mapping[str, object] | None = None, *
 
 
 def _plain(given: Given) -> Emission:
-    text = command(engine_words(given), ["the plan gives no tier beside the GPU"])
-    return Emission(floor=FLOOR, parts=(part(SCRIPT, "shell", text),))
+    found = tuple(conditions.together(given))
+    said = ["the plan gives no tier beside the GPU", *(f"{one.severity}: {one.text}" for one in found)]
+    text = command(engine_words(given), said)
+    return Emission(floor=FLOOR, parts=(part(SCRIPT, "shell", text),), findings=found)
 
 
 def native(given: Given) -> Emission:
@@ -84,6 +88,7 @@ def native(given: Given) -> Emission:
     sizes = (knob("--kv-offloading-size", size, GIB, "engine", 1, "host"),)
     total = size * GiB
     found = (
+        *conditions.together(given),
         *conditions.shm_room(given, total),
         *conditions.page_locking(given, total // given.ranks),
         *conditions.inclusive(given, total, "the host tier"),
@@ -109,6 +114,7 @@ def tiered(given: Given) -> Emission:
         unbounded("secondary_tiers fs", root, "disk", "the fs tier has no size of its own: evict.sh bounds the folder"),
     )
     found = (
+        *conditions.together(given),
         *conditions.shm_room(given, given.host_bytes),
         *conditions.page_locking(given, given.host_bytes // given.ranks),
         conditions.disk_room(given, given.disk_bytes),
