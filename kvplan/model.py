@@ -118,6 +118,8 @@ def parse_config(text: bytes, name: str) -> Json:
         raise KvplanError(f"{name}: not valid JSON: {error}") from None
     if not isinstance(config, dict):
         raise KvplanError(f"{name}: a config is a JSON object, this holds {shown(config)}")
+    if str(config.get("kind", "")).startswith("kvplan."):
+        raise KvplanError(f"{name}: a {config['kind']} document, not a model's config: `kvplan report` shows it")
     return config
 
 

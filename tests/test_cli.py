@@ -100,6 +100,10 @@ def test_estimate_json_is_one_document_and_nothing_else(run: Run, folder: Path) 
     assert document["data"]["kv"]["bytes_per_token"] == 131072
 
 
+def test_a_document_of_kvplan_is_no_model(run: Run, folder: Path) -> None:
+    assert "a kvplan.plan document, not a model's config" in run.refused("estimate", "--model", "plan.json")
+
+
 def test_models_side_by_side_may_be_named_either_way(run: Run, folder: Path) -> None:
     named = ("--model", "llama-3.1-8b", "--model", "qwen3-8b"), ("llama-3.1-8b", "qwen3-8b")
     first, second = (json.loads(run("estimate", *words, "--json").out)["data"] for words in named)

@@ -170,6 +170,7 @@ def test_no_server_and_not_cached(tmp_path: Path) -> None:
     code, _, err = load("org/small", tmp_path, None)
     assert code == 1
     assert "cannot be reached" in err
+    assert "HF_HUB_OFFLINE=1" in err
     assert err.count("\n") == 1
 
 

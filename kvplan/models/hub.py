@@ -94,7 +94,10 @@ def explain(error: Exception, repo: str, revision: str | None) -> str:
         case errors.LocalEntryNotFoundError():
             if _offline():
                 return f"{repo}: not in the local cache{at}, and HF_HUB_OFFLINE is set"
-            return f"{repo}: not in the local cache{at}, and the Hub cannot be reached"
+            return (
+                f"{repo}: not in the local cache{at}, and the Hub cannot be reached (where it never can, set "
+                "HF_HUB_OFFLINE=1, which asks nobody)"
+            )
         case errors.HfHubHTTPError():
             status = getattr(getattr(error, "response", None), "status_code", None)
             return f"{repo}: the Hub answered {status or 'with an error'}{at}"
