@@ -70,7 +70,8 @@ def run(
     engine, played = subject.engine, [*subject.arms, *arms]
     names = [arm.name for arm in played]
     if len(set(names)) < len(names):
-        raise UsageError(f"arms need names of their own: {', '.join(names)} has one twice")
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"two arms are named {twice}: give each --arm a name of its own (off and on are taken)")
     results = [play(requests, engine, arm, faults, rate_scale, limit, progress, loop) for arm in played]
     if slo_ttft_s is not None:
         results = _with_rates(results, requests, engine, slo_ttft_s, limit or RATE_REQUESTS, subject.band, progress)
@@ -93,11 +94,13 @@ def run(
         loop=loop,
         follow_ups=sum(turn is not None for turn in after),
         findings=(
-            *remarks.of_results(results),
+            *remarks.of_results(results, loop),
             *remarks.of_log(requests),
             *remarks.of_plan(plan, requests, count),
+            *remarks.of_source(plan, requests),
             *remarks.of_answers(engine, requests, count),
             *remarks.of_faults(faults, span, loop),
+            *remarks.of_rates(faults, slo_ttft_s is not None),
             *remarks.of_loop(requests, loop, after),
         ),
     )

@@ -230,6 +230,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
 
     `slices` are tenths of the schedule's time, `timeline` the same finer. `loads` are there where a rate was searched.
     `hit_ratio` is hit tokens at first admission over the input tokens of all requests admitted, in every arm alike.
+    `backlog` requests were still waiting for their first admission when the last one arrived.
     """
 
     arm: Arm
@@ -251,6 +252,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     tiers: tuple[TierUse, ...]
     slices: tuple[Slice, ...]
     completed_per_s: float | None = None
+    backlog: Count | None = None
     timeline: tuple[Slice, ...] = ()
     phases: tuple[Phase, ...] = ()
     sustainable: SustainableRate | None = None

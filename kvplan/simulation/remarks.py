@@ -8,14 +8,17 @@ import numpy as np
 
 from kvplan.documents import ArmResult, EngineModel, Fault, Finding, Loop, Plan, Requests
 from kvplan.engines.profiles import engine_of, profile
-from kvplan.simulation.loops import Turn
+from kvplan.simulation.loops import OPEN, Turn
 from kvplan.simulation.setup import assumed_stores, room_for_kv
 from kvplan.units import show_bytes, show_duration, show_tokens
 
 SATURATED = 0.97
+BACKLOG = 0.05  # of the requests
+_LEAST_BACKLOG = 8  # fewer may have come together by chance
 
 
-def of_results(results: Sequence[ArmResult]) -> tuple[Finding, ...]:
+def of_results(results: Sequence[ArmResult], loop: Loop = OPEN) -> tuple[Finding, ...]:
+    """What the results themselves say; so many clients as there are keep an engine busy by design."""
     findings = []
     if len(results) == 1:
         text = "no tier has any memory, so there is only the arm without: add one with --arm to compare"
@@ -34,14 +37,20 @@ def of_results(results: Sequence[ArmResult]) -> tuple[Finding, ...]:
             "longer --slo-ttft"
         )
         findings.append(Finding(severity="warning", code="slo-never-met", text=text))
-    full = [result.arm.name for result in results if result.gpu_busy_ratio > SATURATED]
-    if full:
+    full = [result.arm.name for result in results if result.gpu_busy_ratio > SATURATED or _queues(result)]
+    if full and loop.kind != "concurrency":
         text = (
-            f"the engine is busy more than {SATURATED:.0%} of the time in {', '.join(full)}: at or past saturation a "
-            "queue grows with the log, and its waiting says little; compare sustainable rates (--slo-ttft)"
+            f"the engine is busy more than {SATURATED:.0%} of the time, or more than {BACKLOG:.0%} of the requests "
+            f"still wait when the last one arrives, in {', '.join(full)}: at or past saturation a queue grows with the "
+            "log, and its waiting says little; compare sustainable rates (--slo-ttft)"
         )
         findings.append(Finding(severity="warning", code="saturated", text=text))
     return tuple(findings)
+
+
+def _queues(result: ArmResult) -> bool:
+    """Whether requests come faster than they are let in."""
+    return (result.backlog or 0) > max(_LEAST_BACKLOG, BACKLOG * result.submitted)
 
 
 def of_log(requests: Requests) -> tuple[Finding, ...]:
@@ -128,6 +137,26 @@ def of_answers(engine: EngineModel, requests: Requests, count: int) -> tuple[Fin
         f"{show_tokens(engine.slots.context_tokens)} tokens"
     )
     return (Finding(severity="warning", code="answers-cut", text=text),)
+
+
+def of_source(plan: Plan | EngineModel, requests: Requests) -> tuple[Finding, ...]:
+    """Whether the log is another one than the plan was made from."""
+    if isinstance(plan, EngineModel):
+        return ()
+    planned = {source.sha256 for source in plan.inputs.workload.data.sources}
+    if not planned or planned & {source.sha256 for source in requests.sources}:
+        return ()
+    names = ", ".join(source.name for source in plan.inputs.workload.data.sources)
+    text = f"the plan was made from another log ({names}): its tiers are sized for that one's reuse"
+    return (Finding(severity="info", code="another-log", text=text),)
+
+
+def of_rates(faults: Sequence[Fault], searched: bool) -> tuple[Finding, ...]:
+    """What a search for the sustainable rate leaves out."""
+    if not (faults and searched):
+        return ()
+    text = "sustainable rates and TTFT at equal load are played without the faults"
+    return (Finding(severity="info", code="rates-without-faults", text=text),)
 
 
 def of_faults(faults: Sequence[Fault], span_s: float, loop: Loop) -> tuple[Finding, ...]:

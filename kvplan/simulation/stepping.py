@@ -87,6 +87,7 @@ class Stepper:
         self.stepping = False
         self.step_began = 0.0
         self.down_until = 0.0
+        self.gone_at: float | None = None
         self.outstanding = 0
         self.busy_s = 0.0
         self.steps = 0
@@ -272,6 +273,7 @@ class Stepper:
     def leave(self, now: float) -> list[Live]:
         """The replica is gone for good: everybody who was there, to ask another one."""
         self.down_until = math.inf
+        self.gone_at = now
         self.outstanding = 0
         return self._empty(now, ())
 

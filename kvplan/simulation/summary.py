@@ -40,7 +40,11 @@ def summarise(world: World) -> ArmResult:
         mean_in_system=world.in_system_s / span if span else 0.0,
         makespan_s=span,
         completed_per_s=sum(one.state == DONE for one in requests) / span if span else None,
-        gpu_busy_ratio=_share(sum(one.busy_s for one in replicas), span * len(replicas)),
+        backlog=_backlog(requests),
+        gpu_busy_ratio=_share(
+            sum(one.busy_s for one in replicas),
+            sum(span if one.gone_at is None else one.gone_at - first for one in replicas),
+        ),
         prefill_tokens=sum(one.prefill_tokens for one in replicas),
         steps=sum(one.steps for one in replicas),
         preemptions=sum(one.preemptions for one in replicas),
@@ -50,6 +54,12 @@ def summarise(world: World) -> ArmResult:
         timeline=over_time.slices(world, admitted, over_time.MOMENTS),
         phases=over_time.phases(world, admitted),
     )
+
+
+def _backlog(requests: Sequence[Live]) -> int:
+    last = max((one.arrived_at for one in requests), default=0.0)
+    left = (one.ended_at if one.admitted_at is None else one.admitted_at for one in requests)
+    return sum(when is not None and when > last for when in left)
 
 
 def _share(part: float, whole: float) -> float:
