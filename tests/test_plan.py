@@ -115,7 +115,7 @@ def test_every_byte_is_accounted_and_no_limit_exceeded(
     assert drive.bytes <= drive.usable_bytes <= drive.requested_bytes
     assert drive.requested_bytes <= 0.85 * samples.disk().free_bytes
     for limit in plan.limits:
-        assert limit.ok or limit.name in ("GPU memory", "GPU time", "/dev/shm")
+        assert limit.ok or limit.name in ("GPU memory", "longest sequence", "GPU time", "/dev/shm")
     for text in plan.config.values():
         for size in re.findall(r"= (\d+) B .* of host", text):
             assert int(size) <= side.requested_bytes
@@ -124,7 +124,7 @@ def test_every_byte_is_accounted_and_no_limit_exceeded(
 def test_weights_that_do_not_fit_break_a_limit_and_the_plan_still_comes_out() -> None:
     plan = planned(probe=None, gpu=replace(H100, memory_bytes=12 * GiB))
     broken = [limit.name for limit in plan.limits if not limit.ok]
-    assert broken == ["GPU memory"]
+    assert broken == ["GPU memory", "longest sequence"]
     gpu = plan.budgets.gpu
     held = {item.name: item.bytes for item in gpu.items}
     assert gpu.bytes == gpu.usable_bytes == 0  # the weights alone need more

@@ -794,6 +794,9 @@ def test_a_context_that_leaves_no_room_for_one_sequence_is_an_error_of_the_plan(
     (text,) = (one.text for one in plan.findings if one.code == "context-does-not-fit")
     assert "131,072 tokens needs 16.00 GiB" in text
     assert "vLLM does not start" in text
+    bound = limit_of(plan, "longest sequence")
+    assert not bound.ok
+    assert bound.needed == 16 * GiB > bound.limit
     (most,) = re.findall(r"at most ([\d,]+)", text)
     short = planned(
         gpu=tight,
@@ -801,6 +804,10 @@ def test_a_context_that_leaves_no_room_for_one_sequence_is_an_error_of_the_plan(
         estimate=estimate_with(max_model_len=int(most.replace(",", ""))),
     )
     assert "context-does-not-fit" not in codes(short)
+    held = limit_of(short, "longest sequence")
+    assert held.ok
+    assert held.limit == bound.limit
+    assert held.limit - held.needed < short.inputs.estimate.data.block_tokens * 131_072  # not one block more
     assert f"--max-model-len {most.replace(',', '')}" in short.config["vllm"]
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from kvplan.documents import Finding, NodeBytes, Policy, PolicyCost
-from kvplan.engines.layout import TOO_SHORT
 from kvplan.planning.budgets import side_bytes_per_token
 from kvplan.planning.choice import Option
+from kvplan.planning.longest import longest_finding
 from kvplan.planning.solved import Solved, solved
 from kvplan.planning.wording import WIDE
 from kvplan.units import GiB, show_bytes, show_duration, show_percent, show_tokens
@@ -65,7 +65,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
     """Every finding of the plan itself; those of its inputs come before them."""
     return (
         *_fit(made),
-        *_context(made),
+        *longest_finding(made.facts, made.gpu),
         *_bracket(made),
         *_idle(made),
         *(Finding(severity="info", code=_CODES[cost.policy], text=cost.why) for cost in costs),
@@ -106,24 +106,6 @@ def _fit(made: Solved) -> Iterator[Finding]:
         f"more GPUs a replica, {less}, or a smaller KV dtype"
     )
     yield Finding(severity="error", code="gpu-does-not-fit", text=text)
-
-
-def _context(made: Solved) -> Iterator[Finding]:
-    """Where one sequence of the whole context does not fit: the engine would not start, or take shorter ones only."""
-    facts, kv, have = made.facts, made.facts.estimate.kv, made.gpu.cache
-    longest = facts.estimate.max_model_len or facts.estimate.model.max_context_tokens
-    engine, each = facts.profile.name, kv.bytes_per_token_per_gpu
-    if longest is None or engine not in TOO_SHORT or not each:
-        return
-    need = kv.bytes_per_sequence_per_gpu + longest * each
-    if need > have:
-        block = facts.chunk_tokens
-        fits = max(0, have - kv.bytes_per_sequence_per_gpu) // each // block * block
-        text = (
-            f"one sequence of {longest:,} tokens needs {show_bytes(need)} of KV cache on a GPU, and {show_bytes(have)} "
-            f"are left{TOO_SHORT[engine]}. Make the estimate with --max-model-len, at most {fits:,}, or more GPUs"
-        )
-        yield Finding(severity="error", code="context-does-not-fit", text=text)
 
 
 def _bracket(made: Solved) -> Iterator[Finding]:

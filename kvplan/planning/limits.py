@@ -12,6 +12,7 @@ from kvplan.planning.drive import is_stated
 from kvplan.planning.economics import break_even_length, break_even_rate
 from kvplan.planning.facts import Facts
 from kvplan.planning.hostroom import HostRoom
+from kvplan.planning.longest import longest_limit
 from kvplan.planning.wear import endurance
 from kvplan.units import GiB, show_bytes, show_duration, show_rate, show_tokens
 
@@ -30,6 +31,7 @@ def limits(
     cost = tiers[0].cost(outcome.host.requested) if tiers[0] and outcome.host else 0
     return (
         *_gpu(facts, gpu),
+        *longest_limit(facts, gpu),
         _prefill(facts, outcome),
         *_first_token(facts),
         *_host(facts, host, cost),
