@@ -49,7 +49,7 @@ from kvplan.planning.restart import warm_ups
 from kvplan.planning.sensitivity import changes, sensitivities
 from kvplan.planning.solved import Solved, solved
 from kvplan.planning.variants import vary
-from kvplan.planning.wording import decision, exceeded, no_tier, why_disk, why_host
+from kvplan.planning.wording import decision, no_tier, settled_first, why_disk, why_host
 
 BREAK_EVEN_TOKENS = (2048, 8192, 32_768, 131_072)
 
@@ -81,7 +81,7 @@ def _make(inputs: PlanInputs, policy: Policy) -> Plan:
     given_up = policy_costs(made)
     settings, budgets = _settings(facts), _budgets(made)
     return Plan(
-        decision=decision(facts, made.case, outcome) + exceeded(bounds),
+        decision=settled_first(decision(facts, made.case, outcome), bounds),
         verdict=_verdict(outcome),
         inputs=inputs,
         policy=policy,

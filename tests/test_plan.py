@@ -29,6 +29,7 @@ from kvplan.engines.flags import Given, texts
 from kvplan.engines.profiles import largest_without_padding, power_of_two_above, profile
 from kvplan.errors import KvplanError
 from kvplan.files import dump, parse, wrap
+from kvplan.page import Decision
 from kvplan.plan import capacities, make
 from kvplan.planning.choice import Demand, Tier, level, options
 from kvplan.planning.economics import Curve, LoadPath
@@ -129,7 +130,11 @@ def test_weights_that_do_not_fit_break_a_limit_and_the_plan_still_comes_out() ->
     held = {item.name: item.bytes for item in gpu.items}
     assert gpu.bytes == gpu.usable_bytes == 0  # the weights alone need more
     assert gpu.missing_bytes == sum(held.values()) - (gpu.limit_bytes or 0) > 0
-    assert "Not before this is settled: GPU memory" in plan.decision
+    assert plan.decision.startswith("Settle first: GPU memory, longest sequence (see the limits). Then ")
+    (block,) = sections(wrap(plan)).sections[0].blocks
+    assert isinstance(block, Decision)
+    assert block.headline == "Settle first: GPU memory, longest sequence (see the limits)."
+    assert planned().decision.startswith("Give ")
     assert "gpu-does-not-fit" in [finding.code for finding in plan.findings]
 
 

@@ -35,10 +35,12 @@ def decision(facts: Facts, case: Case, outcome: Outcome) -> str:
     )
 
 
-def exceeded(limits: Iterable[Limit]) -> str:
-    """A sentence for the decision where a limit does not hold; empty where all do."""
+def settled_first(text: str, limits: Iterable[Limit]) -> str:
+    """The decision, behind what must be settled before it where a limit does not hold."""
     broken = [limit.name for limit in limits if not limit.ok]
-    return f" Not before this is settled: {', '.join(broken)} (see the limits)." if broken else ""
+    if not broken:
+        return text
+    return f"Settle first: {', '.join(broken)} (see the limits). Then {text[:1].lower()}{text[1:]}"
 
 
 def why_host(facts: Facts, case: Case, outcome: Outcome) -> str:
