@@ -554,6 +554,27 @@ def test_sensitivity_moves_the_way_the_input_does() -> None:
     assert net["GPU time lost to stores", "all of it"] < net["GPU time lost to stores", "none"]
 
 
+def drive_of(read: float, write: float) -> Document[Probe]:
+    """The sample's host with a drive of these GB/s."""
+    document = samples.probe()
+    links = tuple(cell for cell in document.data.links if cell.direction not in ("read", "write"))
+    cells = (samples.link("read", 2 * 2**20, 1, read), samples.link("write", 2 * 2**20, 1, write))
+    return replace(document, data=replace(document.data, links=(*links, *cells)))
+
+
+@pytest.mark.parametrize("read", [6.0, 40.0])  # twice 40 GB/s is more than the host link carries
+def test_a_slower_and_a_faster_drive_are_the_plans_with_such_drives(read: float) -> None:
+    policy = Policy(minimum_disk_life_s=0.0, minimum_gain_ratio=0.0, host_memory_bytes=96 * GiB)
+    rows = {one.change: one for one in planned(policy, probe=drive_of(read, 4.0)).sensitivity if one.what == "disk"}
+    assert set(rows) == {"half as fast", "twice as fast"}
+    for change, factor in (("half as fast", 0.5), ("twice as fast", 2.0)):
+        other = planned(policy, probe=drive_of(read * factor, 4.0 * factor))
+        assert rows[change].disk_bytes == other.budgets.disk.requested_bytes
+        assert rows[change].host_bytes == other.budgets.host.requested_bytes
+        assert rows[change].net_s_per_hour == pytest.approx(other.benefit.gpu_s_per_hour_saved)
+    assert rows["half as fast"].net_s_per_hour < rows["twice as fast"].net_s_per_hour
+
+
 def test_latent_caches_are_loaded_by_every_rank() -> None:
     """DeepSeek-V3 on 8 GPUs: each rank loads all 70,272 B of a token by gathering, the host keeps one copy."""
     kv = replace(

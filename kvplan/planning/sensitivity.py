@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from kvplan.documents import Prefill, Sensitivity
-from kvplan.planning.budgets import gpu_room
+from kvplan.planning.budgets import disk_tier, gpu_room
 from kvplan.planning.choice import Case, Tier, solve
 from kvplan.planning.curves import scaled
 from kvplan.planning.economics import Curve
@@ -46,8 +46,8 @@ def changes(made: Solved) -> Iterator[tuple[str, str, Case]]:
     yield "hits of the log", "-20 %", fewer
     if case.host:
         yield "host link", "half as fast", dataclasses.replace(case, host=_slower(case.host, 2.0))
-    if case.disk:
-        yield "disk", "half as fast", dataclasses.replace(case, disk=_slower(case.disk, 2.0))
+    for change, factor in (("half as fast", 0.5), ("twice as fast", 2.0)) if case.disk else ():
+        yield "disk", change, dataclasses.replace(case, disk=disk_tier(_other_drive(facts, factor)))
     low = min(facts.prefill.low_ratio, 1 - LEAST_BAND)
     high = max(facts.prefill.high_ratio, 1 + LEAST_BAND)
     for factor in (low, high):
@@ -90,6 +90,20 @@ def _demand(facts: Facts, case: Case, factor: float) -> Case:
 def _fewer(curve: Curve) -> Curve:
     """The same curve with a fifth fewer hits."""
     return Curve([scaled(point, 0.8) for point in curve.points])
+
+
+def _other_drive(facts: Facts, factor: float) -> Facts:
+    """A drive of the same size and wear whose every cell is so many times as fast; loads still pass the host link."""
+    drive = facts.disk_link
+    if drive is None:
+        return facts
+    other = dataclasses.replace(
+        drive,
+        load_bytes_per_s=drive.load_bytes_per_s * factor,
+        store_bytes_per_s=drive.store_bytes_per_s * factor,
+        latency_s=drive.latency_s / factor,
+    )
+    return dataclasses.replace(facts, disk_link=other)
 
 
 def _slower(tier: Tier, factor: float) -> Tier:
