@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 
 from kvplan.catalog import gpu
 from kvplan.cli import app
-from kvplan.documents import CacheGroup, GpuMemory, PlanInputs
+from kvplan.documents import CacheGroup, Estimate, EstimateOptions, GpuMemory, LlamaCppOptions, PlanInputs
 from kvplan.errors import KvplanError, UsageError
+from kvplan.estimate import estimate
 from kvplan.files import dump, load
+from kvplan.model import load_model
 from kvplan.plan import against, make, what_if
 from kvplan.planning.variants import vary, with_kv_dtype
 from kvplan.units import GiB, TiB
@@ -40,6 +42,33 @@ def test_fp8_halves_every_byte_of_plain_attention_and_back() -> None:
     again = with_kv_dtype(half, "bf16")
     assert again is not None
     assert again.kv == replace(data.kv, bytes_at=())
+
+
+def test_the_context_of_llama_cpp_follows_the_dtype_as_an_estimate_with_it_has_it() -> None:
+    options = EstimateOptions(engine="llama.cpp", kv_dtype="f16", llama_cpp=LlamaCppOptions(ctx_size=65_536, slots=2))
+    made = {dtype: estimated(replace(options, kv_dtype=dtype)) for dtype in ("f16", "f32", "q8_0")}
+    derived = with_kv_dtype(made["f16"], "f32")
+    assert derived is not None
+    assert derived.kv == replace(made["f32"].kv, bytes_at=())
+    view = made["f32"].engine_view
+    assert {key: view[key] for key in derived.engine_view} == derived.engine_view
+    assert view["context_bytes"] == 2 * int(str(made["f16"].engine_view["context_bytes"]))
+    document = replace(samples.estimate(), data=made["f16"])
+    inputs = PlanInputs(estimate=document, workload=samples.workload(), probe=samples.probe(), gpu=H100)
+    changed, _ = vary(inputs, Policy(engine="llama.cpp"), "kv-dtype=f32")
+    plans = [
+        planned(Policy(engine="llama.cpp"), estimate=replace(document, data=data))
+        for data in (changed.estimate.data, made["f32"])
+    ]
+    assert plans[0].budgets == plans[1].budgets
+    for other in ("q8_0", "fp8"):
+        assert with_kv_dtype(made["f16"], other) is None
+        with pytest.raises(KvplanError, match=f"--engine llama.cpp --kv-dtype {other}"):
+            vary(inputs, Policy(engine="llama.cpp"), f"kv-dtype={other}")
+
+
+def estimated(options: EstimateOptions) -> Estimate:
+    return estimate(load_model("llama-3.1-8b"), options)
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "indexer"])

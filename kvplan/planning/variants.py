@@ -15,6 +15,7 @@ from kvplan.files import load
 from kvplan.units import parse_duration, parse_rate, parse_size
 
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8}
+_GGML_BITS = {"f32": 32, "bf16": 16, "f16": 16}  # quantised types pack elements, which not every head divides into
 # Kinds of cache whose every element is of the KV dtype; latents too, but for sparse attention's packed slots.
 _PLAIN = {"full", "sliding", "chunked", "cross", "draft", "latent"}
 
@@ -40,9 +41,11 @@ def vary(inputs: PlanInputs, policy: Policy, text: str) -> Variant:
 def with_kv_dtype(estimate: Estimate, dtype: str) -> Estimate | None:
     """The estimate with another KV dtype, where its groups say that every cached byte follows it; None where not.
 
-    Recurrent states, packed indexer keys and slots, and dtypes with scales beside them do not follow it.
+    Recurrent states, packed indexer keys and slots, and dtypes with scales beside them do not follow it. A context
+    that is allocated whole at start does.
     """
-    before, after = BITS.get(estimate.kv_dtype), BITS.get(dtype)
+    known = _GGML_BITS if estimate.engine == "llama.cpp" else BITS
+    before, after = known.get(estimate.kv_dtype), known.get(dtype)
     if before is None or after is None or any(group.kind not in _PLAIN for group in estimate.groups):
         return None
     kv, groups = estimate.kv, estimate.groups
@@ -53,10 +56,12 @@ def with_kv_dtype(estimate: Estimate, dtype: str) -> Estimate | None:
     def sized(size: int) -> int:
         return -(-size * after // before)
 
+    context = estimate.engine_view.get("context_bytes")
+    whole = context if isinstance(context, int) else None
     return replace(
         estimate,
         kv_dtype=dtype,
-        engine_view={},
+        engine_view={} if whole is None else {"type_k": dtype, "type_v": dtype, "context_bytes": sized(whole)},
         groups=tuple(
             replace(
                 group,
@@ -74,6 +79,14 @@ def with_kv_dtype(estimate: Estimate, dtype: str) -> Estimate | None:
             bytes_per_sequence_per_gpu=sized(kv.bytes_per_sequence_per_gpu),
             offload_bytes_per_token=sized(kv.offload_bytes_per_token),
             bytes_at=(),
+            growth=tuple(
+                replace(
+                    stretch,
+                    bytes_per_token=sized(stretch.bytes_per_token),
+                    bytes_at_start=sized(stretch.bytes_at_start),
+                )
+                for stretch in kv.growth
+            ),
         ),
     )
 
