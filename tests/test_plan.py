@@ -23,6 +23,7 @@ from kvplan.documents import (
     Parallel,
     Plan,
     Policy,
+    Probe,
     Workload,
 )
 from kvplan.engines.flags import Given, texts
