@@ -24,6 +24,7 @@ from kvplan.units import show_bytes, show_duration
 __all__ = ["PARTS", "ProbePlan", "announce", "kv_block", "kv_moves", "measure", "merge", "plan_of"]
 
 PARTS = ("host", "disk", "gpu", "contention", "pipeline", "prefill")
+_OF_GPUS = frozenset({"gpu", "contention", "pipeline"})
 # How the time is shared among the parts that are measured; a GPU's cells settle sooner than a drive's.
 _WEIGHTS = {"disk": 6, "gpu": 4, "contention": 2, "pipeline": 1, "prefill": 4}
 # Of the write budget, what a pipeline between a GPU and a drive may write in all.
@@ -88,6 +89,8 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
     if not sys.platform.startswith("linux"):
         raise KvplanError("probing needs Linux: run it on the machine that will serve")
     host = probe_host.inventory()
+    if not host.gpus and set(parts) <= _OF_GPUS:
+        raise KvplanError(f"--only {', '.join(parts)}: {host.gpu_status}: nothing could be measured")
     shares = _shares(options, parts, host)
     if "pipeline" in options.only and "pipeline" in shares:
         _check_pipes(options, host)
@@ -216,7 +219,7 @@ def _measure(options: ProbeOptions, progress: Progress) -> Probe:
 
 
 def _with_prefill(probe: Probe, options: ProbeOptions, seconds: float, progress: Progress) -> Probe:
-    """The probe with what recomputing costs. Where it cannot be measured that is an error only if it was asked for."""
+    """The probe with what recomputing costs. That it cannot be measured is an error where nothing else was."""
     tokens = options.prefill_tokens
     try:
         if options.server:
@@ -237,7 +240,7 @@ def _with_prefill(probe: Probe, options: ProbeOptions, seconds: float, progress:
                 progress=progress,
             )
     except KvplanError as error:
-        if "prefill" in options.only:
+        if not (probe.links or "host" in options.only):
             raise
         finding = Finding(severity="warning", code="prefill-not-measured", text=f"no prefill was measured: {error}")
         return replace(probe, findings=(*probe.findings, finding))
@@ -245,7 +248,7 @@ def _with_prefill(probe: Probe, options: ProbeOptions, seconds: float, progress:
 
 
 def _with_gpus(probe: Probe, options: ProbeOptions, todo: ProbePlan, progress: Progress) -> Probe:
-    """The probe with every GPU's links. Where none can be measured that is an error only if GPUs were asked for."""
+    """The probe with every GPU's links. That none can be measured is an error where nothing but them was asked for."""
     failed: list[KvplanError] = []
     try:
         devices = cuda.devices()
@@ -261,7 +264,7 @@ def _with_gpus(probe: Probe, options: ProbeOptions, todo: ProbePlan, progress: P
     except probe_gpu.NotPinnedError:
         raise
     except KvplanError as error:
-        if {"gpu", "contention", "pipeline"} & set(options.only):
+        if options.only and set(options.only) <= _OF_GPUS:
             raise
         return _lacking(probe, f"no host to GPU link was measured: {error}")
     for why in failed:
@@ -328,7 +331,7 @@ def _granules(options: ProbeOptions) -> tuple[int, ...]:
 def _findings(options: ProbeOptions, host: Host) -> tuple[Finding, ...]:
     found = []
     parts = _parts(options)
-    if {"gpu", "contention", "pipeline"} & set(parts) and not host.gpus:
+    if _OF_GPUS & set(parts) and not host.gpus:
         text = f"{host.gpu_status}: no host to GPU link was measured"
         found.append(Finding(severity="info", code="no-gpu", text=text))
     if "disk" in parts and not options.disks:

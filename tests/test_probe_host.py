@@ -314,6 +314,10 @@ def test_a_host_without_a_gpu_says_so_once(tmp_path: Path, monkeypatch: pytest.M
     assert found.host.gpu_status == "no GPU: no GPU driver on this machine"
     assert [finding.code for finding in found.findings] == ["no-gpu"]
     assert found.links == ()
+    for parts in (("gpu",), ("contention",), ("gpu", "contention")):
+        with pytest.raises(KvplanError, match=f"--only {', '.join(parts)}: no GPU: no GPU driver .*nothing could be"):
+            probe.plan_of(ProbeOptions(only=parts))
+    assert probe.measure(ProbeOptions()).host == found.host  # what this host is was asked for
 
 
 def test_the_inventory_alone_imports_no_torch() -> None:

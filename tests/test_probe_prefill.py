@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -391,6 +392,24 @@ def test_a_processor_never_speaks_for_a_gpu(tmp_path: Path, monkeypatch: pytest.
         pytest.skip("a CUDA device is here: its absence was not tried")
     with pytest.raises(KvplanError, match=r"this host has NVIDIA Example, and torch .* cannot use it"):
         probe.measure(ProbeOptions(only=("prefill",), model=config(tmp_path, DENSE)))
+
+
+def test_a_server_that_does_not_answer_is_an_error_where_nothing_else_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_host, "inventory", host)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and never listens: nobody can be there
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        for only in ((), ("prefill",), ("gpu", "prefill")):
+            with pytest.raises(KvplanError, match=f"{url}: no answer"):
+                probe.measure(ProbeOptions(server=url, only=only))
+        disk = ProbeOptions(server=url, disks=(str(tmp_path),), budget_s=0.5, write_budget_bytes=256 * MiB)
+        for options in (ProbeOptions(server=url, only=("host", "prefill")), disk):
+            found = probe.measure(options)
+            (told,) = [one.text for one in found.findings if one.code == "prefill-not-measured"]
+            assert f"{url}: no answer" in told
+        assert found.links
 
 
 def test_prefill_needs_a_model() -> None:
