@@ -22,7 +22,7 @@ from typing import Any
 from live import llamacpp
 from live.models import Shape, write_gguf
 
-from kvplan.documents import Knob
+from kvplan.documents import Knob, LlamaCppOptions, Switches
 from kvplan.engines.configs import SYSTEMS, emit
 from kvplan.engines.configs.common import Emission, Given
 from kvplan.engines.configs.source import Source
@@ -66,6 +66,27 @@ GIVEN = {
         utilization=0.92,
         tp=2,
         disk_path="/mnt/it's here",
+    ),
+    "every switch": Given(
+        host_bytes=240 * GiB,
+        disk_bytes=0,
+        ranks=4,
+        latent=False,
+        block_tokens=48,
+        utilization=0.92,
+        tp=4,
+        context_tokens=512,
+        slots=2,
+        cache_types=("f16", "f16"),
+        switches=Switches(
+            block_tokens=48,
+            max_num_batched_tokens=16_384,
+            hybrid_manager=False,
+            async_scheduling=False,
+            prefix_caching=False,
+            draft="mtp:1",
+            llama_cpp=LlamaCppOptions(unified=True, swa_full=True, ubatch=256, flash_attention=False),
+        ),
     ),
     "disk alone": Given(
         host_bytes=0,

@@ -24,6 +24,7 @@ from kvplan.documents import (
     MixLoad,
     Model,
     Percentiles,
+    Switches,
     Weights,
     Workload,
 )
@@ -87,6 +88,7 @@ def estimate(
         mix=None if workload is None else _mix(layout, workload, memory, options),
         media=tuple(media),
         log=against,
+        switches=Switches(**{name: getattr(options, name) for name in Switches.__struct_fields__}),
         engine_view=layout.view(memory.kv_bytes if memory else None, context),
         engine_version=version(options.engine),
         findings=(*model.findings, *layout.findings, *shared, *added, *notes, *(against.findings if against else ())),

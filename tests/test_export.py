@@ -18,8 +18,10 @@ import samples
 from hypothesis import given as always
 from hypothesis import settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from kvplan.catalog import gpu
+from kvplan.cli import app
 from kvplan.documents import (
     EngineSettings,
     EstimateOptions,
@@ -30,6 +32,7 @@ from kvplan.documents import (
     Plan,
     Policy,
     Reserve,
+    Switches,
 )
 from kvplan.engines.configs import SYSTEMS, emit, recognised, refusal, tiers_of
 from kvplan.engines.configs.common import Asked, Given, taken
@@ -38,7 +41,7 @@ from kvplan.engines.configs.source import Source
 from kvplan.errors import KvplanError, LimitError, UsageError
 from kvplan.estimate import estimate
 from kvplan.export import check, export
-from kvplan.files import dump, wrap
+from kvplan.files import dump, load, wrap
 from kvplan.model import load_model
 from kvplan.plan import make
 from kvplan.planning.hostroom import RESERVES
@@ -805,3 +808,95 @@ def test_a_pod_has_memory_for_its_engine_and_not_for_the_system_of_its_host() ->
     pod = export(plan, "production-stack").parts[0].text
     (limit,) = re.findall(r'limitMemory: "(\d+)Gi"', pod)
     assert int(limit) == math.ceil((held["KV cache"] + engine) / GiB + 1)
+
+
+# ------------------------------------------------------------------------------------------------ what was told beside
+
+LLAMA_SWITCHES = LlamaCppOptions(unified=True, swa_full=True, ubatch=256, flash_attention=False)
+TOLD: dict[str, Switches] = {
+    "--block-tokens 48": Switches(block_tokens=48),
+    "--max-num-batched-tokens 4096": Switches(max_num_batched_tokens=4096),
+    "--no-hybrid-kv-cache-manager": Switches(hybrid_manager=False),
+    "--no-async-scheduling": Switches(async_scheduling=False),
+    "--no-prefix-caching": Switches(prefix_caching=False),
+    "--draft mtp:2": Switches(draft="mtp:2"),
+    "--draft ngram": Switches(draft="ngram"),
+    "--draft small/Draft": Switches(draft="small/Draft"),
+    "--kv-unified": Switches(llama_cpp=LlamaCppOptions(unified=True)),
+    "--swa-full": Switches(llama_cpp=LlamaCppOptions(swa_full=True)),
+    "--ubatch 256": Switches(llama_cpp=LlamaCppOptions(ubatch=256)),
+    "--no-flash-attn": Switches(llama_cpp=LlamaCppOptions(flash_attention=False)),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("option", TOLD)
+def test_what_the_estimate_was_told_is_a_flag_or_is_said(name: str, option: str) -> None:
+    """Never both and never neither: the texts differ from those without it, or a finding names it."""
+    row = SYSTEMS[name]
+    tiers = {"host": 240 * GiB if "host" in row.tiers or "nothing" in row.tiers else 0}
+    tiers["disk"] = 0 if tiers["host"] and "host" in row.tiers else 300 * GiB
+    if name == "vllm-tiered":
+        tiers = {"host": 240 * GiB, "disk": 300 * GiB}
+    plain, switched = wanted(**tiers), wanted(**tiers, switches=TOLD[option])
+    before, after = emit(row, plain), emit(row, switched)
+    said = [one.text for one in after.findings if one.code == "switch-left-out"]
+    # SGLang and TensorRT-LLM state their page whatever was asked for.
+    silent = option.startswith("--block-tokens") and row.engines[0] in ("sglang", "tensorrt-llm")
+    if said:
+        assert option in said[0]
+        assert any(f"warning: {said[0]}" in one.text for one in after.parts)
+    else:
+        assert silent or [one.text for one in before.parts] != [one.text for one in after.parts]
+    assert [one.code for one in before.findings] == [one.code for one in after.findings if one.text not in said]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("--block-tokens 48", "--block-size 48"),
+        ("--max-num-batched-tokens 4096", "--max-num-batched-tokens 4096"),
+        ("--no-hybrid-kv-cache-manager", "--disable-hybrid-kv-cache-manager"),
+        ("--no-async-scheduling", "--no-async-scheduling"),
+        ("--no-prefix-caching", "--no-enable-prefix-caching"),
+        ("--draft mtp:2", '--speculative-config \'{"method": "mtp", "num_speculative_tokens": 2}\''),
+    ],
+)
+def test_vllm_is_told_what_the_estimate_was_told(option: str, words: str) -> None:
+    for name in ("vllm", "lmcache", "lmcache-server", "mooncake-store"):
+        (command,) = (text for file, text in texts(name, wanted(switches=TOLD[option])).items() if file == "vllm.sh")
+        assert words in command
+        assert words not in texts(name, wanted())["vllm.sh"]
+    manifest = texts("vllm", wanted(switches=TOLD[option]), in_kubernetes=True)
+    assert words.split()[0] in "".join(manifest.values())
+
+
+def test_a_draft_whose_tokens_nobody_stated_is_named_with_its_flag() -> None:
+    for draft, config in (
+        ("ngram", '{"method": "ngram", "num_speculative_tokens": N}'),
+        ("small/Draft", '{"model": "small/Draft", "num_speculative_tokens": N}'),
+    ):
+        (told,) = (
+            one for one in emit(SYSTEMS["vllm"], wanted(switches=Switches(draft=draft))).findings if "N as" in one.text
+        )
+        assert f"add --speculative-config '{config}'" in told.text
+
+
+def test_a_plan_carries_what_its_estimate_was_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "estimate.json"
+    options = ["--max-num-batched-tokens", "4096", "--no-prefix-caching", "--block-tokens", "32", "--draft", "mtp"]
+    command = ["estimate", "--model", "deepseek-v3", "--engine", "vllm", "--tp", "8", *options, "-o", str(file), "-q"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    document = load(file)
+    assert document.data.switches == Switches(
+        max_num_batched_tokens=4096, prefix_caching=False, block_tokens=32, draft="mtp:1"
+    )
+    plan = make(
+        document, samples.workload(), None, gpu("h200-141gb"), Policy(host_link_bytes_per_s=50e9, minimum_gain_ratio=0)
+    )
+    for words in ("--max-num-batched-tokens 4096", "--no-enable-prefix-caching", "--block-size 32", '"mtp"'):
+        assert words in plan.config["vllm"]
+    assert "prefix-caching-off" in codes(plan)
+    assert "prefix-caching-off" not in codes(
+        make(samples.estimate(), samples.workload(), samples.probe(), None, Policy())
+    )

@@ -56,6 +56,11 @@ def _drafted(model: Model, draft: str | None) -> Model:
     return with_draft(model, "draft-model", load_model(draft))
 
 
+def _resolved(draft: str | None, added: int) -> str | None:
+    """What --draft came to: how many layers predict further tokens is then known."""
+    return f"mtp:{added}" if draft == "mtp" else draft
+
+
 def _several(
     models: list[str],
     revision: str | None,
@@ -67,6 +72,8 @@ def _several(
     from_log: list[str],
 ) -> Document[Any]:
     """The estimate of one model, several side by side, or the fit of start-up lines where no model is named."""
+    from msgspec.structs import replace
+
     from kvplan.documents import Estimates
     from kvplan.estimate import estimate as run
     from kvplan.files import load, wrap
@@ -83,11 +90,12 @@ def _several(
     log_of = pick([load(workload)], "workload", True).data if workload is not None else None
     found = []
     for name in models:
-        facts = _drafted(load_model(name, revision), draft)
+        plain = load_model(name, revision)
+        facts = _drafted(plain, draft)
         found.append(
             run(
                 facts,
-                options,
+                replace(options, draft=_resolved(draft, len(facts.order) - len(plain.order))),
                 workload=log_of,
                 media=tokens(name, images, opt("--image-size", size, image_size), seconds),
                 log=fit(from_log, hybrid=keeps_fixed_part(facts)) if from_log else None,

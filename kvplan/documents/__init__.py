@@ -144,6 +144,9 @@ from kvplan.documents.estimate import (
 from kvplan.documents.estimate import (
     Parallel as Parallel,
 )
+from kvplan.documents.estimate import (
+    Switches as Switches,
+)
 from kvplan.documents.export import (
     ConfigCheck as ConfigCheck,
 )

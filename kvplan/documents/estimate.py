@@ -50,7 +50,8 @@ class EstimateOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `kv_memory_bytes` is what is left for the cache on each rank; else it follows from the GPU. `utilization` is the
     engine's own memory fraction in its own meaning. `encoder_tokens` is the length of the encoder's input where the
-    model sets no fixed one. `kv_skip_layers` layers, half of them at each end, keep the model's dtype.
+    model sets no fixed one. `kv_skip_layers` layers, half of them at each end, keep the model's dtype. `draft` is
+    for the engine's flags alone, as the model has its layers already: `mtp:N`, `ngram` or the name of a draft model.
     """
 
     engine: str = "none"
@@ -71,6 +72,22 @@ class EstimateOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefix_caching: bool = True
     encoder_tokens: Tokens | None = None
     kv_skip_layers: Count | None = None
+    draft: str | None = None
+    llama_cpp: LlamaCppOptions = msgspec.field(default_factory=LlamaCppOptions)
+
+
+class Switches(msgspec.Struct, frozen=True, kw_only=True):
+    """What the estimate was told of the engine and has no other field for: flags and configurations carry it on.
+
+    Each as EstimateOptions has it; a default is the engine's own.
+    """
+
+    block_tokens: Tokens | None = None
+    max_num_batched_tokens: Tokens | None = None
+    hybrid_manager: bool = True
+    async_scheduling: bool = True
+    prefix_caching: bool = True
+    draft: str | None = None
     llama_cpp: LlamaCppOptions = msgspec.field(default_factory=LlamaCppOptions)
 
 
@@ -251,6 +268,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     mix: LengthMix | None = None
     media: tuple[MediaTokens, ...] = ()
     log: LogFit | None = None
+    switches: Switches = msgspec.field(default_factory=Switches)
     engine_view: Mapping[str, EngineValue] = msgspec.field(default_factory=dict)
     engine_version: str = ""
     findings: tuple[Finding, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvplan.engines.configs import SYSTEMS, tiers_of, vllm
+from kvplan.engines.configs import SYSTEMS, tiers_of, vllm, written
 from kvplan.engines.configs.common import Given
 from kvplan.units import show_bytes
 
@@ -35,7 +35,7 @@ def _parts(system: str, given: Given) -> dict[str, str]:
     if row.written is None:
         return {}
     lacking = given.disk_bytes and tiers_of(given) not in row.tiers and "host" in row.tiers
-    made = row.written(replace(given, disk_bytes=0) if lacking and given.host_bytes else given)
+    made = written(row, replace(given, disk_bytes=0) if lacking and given.host_bytes else given)
     note = f"# {show_bytes(given.disk_bytes)} of disk are not in here: {row.title} {row.why}\n" if lacking else ""
     return {one.name: note + one.text.strip("\n") for one in made.parts}
 

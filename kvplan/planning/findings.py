@@ -66,6 +66,7 @@ def findings(made: Solved, costs: tuple[PolicyCost, ...], numa: tuple[NodeBytes,
     return (
         *_fit(made),
         *longest_finding(made.facts, made.gpu),
+        *_reuse_off(made),
         *_bracket(made),
         *_idle(made),
         *(Finding(severity="info", code=_CODES[cost.policy], text=cost.why) for cost in costs),
@@ -106,6 +107,16 @@ def _fit(made: Solved) -> Iterator[Finding]:
         f"more GPUs a replica, {less}, or a smaller KV dtype"
     )
     yield Finding(severity="error", code="gpu-does-not-fit", text=text)
+
+
+def _reuse_off(made: Solved) -> Iterator[Finding]:
+    """Where the engine was told to find no prefix again, which this plan counts on."""
+    if not made.facts.estimate.switches.prefix_caching:
+        text = (
+            "the estimate was made with --no-prefix-caching: the engine then reuses nothing on the GPU, and this plan "
+            "counts hits there. Make the estimate without it"
+        )
+        yield Finding(severity="warning", code="prefix-caching-off", text=text)
 
 
 def _bracket(made: Solved) -> Iterator[Finding]:

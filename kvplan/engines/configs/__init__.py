@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from msgspec import structs
 
 from kvplan.engines.configs import (
     dynamo_kvbm,
@@ -16,11 +18,12 @@ from kvplan.engines.configs import (
     mooncake_store,
     production_stack,
     sglang,
+    switches,
     tensorrt_llm,
     vllm,
     vllm_read,
 )
-from kvplan.engines.configs.common import Asked, Emission, Given, Reading, taken
+from kvplan.engines.configs.common import Asked, Emission, Given, Reading, comments, taken
 from kvplan.engines.configs.source import Source
 from kvplan.errors import KvplanError, LimitError, UsageError
 from kvplan.units import show_bytes, show_duration
@@ -91,13 +94,27 @@ def emit(system: System, given: Given, in_kubernetes: bool = False) -> Emission:
     if in_kubernetes and not system.kubernetes:
         able = ", ".join(one.name for one in SYSTEMS.values() if one.kubernetes)
         raise UsageError(f"--kubernetes: no manifest for {system.name} (known: {able})")
-    made = system.written(given)
+    made = written(system, given)
     for tier, size in (("host", given.host_bytes), ("disk", given.disk_bytes)):
         if size and taken(made.knobs, tier) == 0:  # type: ignore[arg-type]
             what = "host memory" if tier == "host" else "disk"
             text = f"{show_bytes(size)} of {what} are less than the least step that {system.title} can be told"
             raise LimitError(f"--for {system.name}: {text}")
     return kubernetes.emit(given, system.name, made) if in_kubernetes else made
+
+
+def written(system: System, given: Given) -> Emission:
+    """One system's texts, which say what of the estimate is not in them. `system` is one that can be written."""
+    assert system.written is not None
+    made = system.written(given)
+    lacking = tuple(switches.left_out(system.engines[0], given))
+    if not lacking:
+        return made
+    scripts = [one for one in made.parts if one.form == "shell"]
+    begun = next((one for one in scripts if one.name == vllm.SCRIPT), scripts[0] if scripts else made.parts[0])
+    said = comments(f"{one.severity}: {one.text}" for one in lacking)
+    parts = tuple(structs.replace(one, text=said + one.text) if one is begun else one for one in made.parts)
+    return replace(made, parts=parts, findings=(*lacking, *made.findings))
 
 
 def system(name: str, writing: bool = False) -> System:

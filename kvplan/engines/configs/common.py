@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from kvplan.documents import ConfigForm, ConfigPart, Finding, Host, Knob, Severity
+from kvplan.documents import ConfigForm, ConfigPart, Finding, Host, Knob, Severity, Switches
 from kvplan.errors import KvplanError
 from kvplan.units import GB, GiB, MiB, show_bytes
 
@@ -38,6 +38,7 @@ class Given:
     `kv_bytes` of one rank, which hold `kv_tokens`, were stated in place of a memory fraction (None: `utilization`).
     Experts are dealt over `dealt_over` such engines. `max_model_len` is the longest sequence to accept (None: the
     model's own); `slots` of llama.cpp share a context of `context_tokens`, keys and values in `cache_types`.
+    `switches` are what the estimate was told beside sizes.
     `beside_bytes` is host memory of one replica beside the tier. `share` and `ttl_s` are the plan's policy. `on_host`
     replicas share the host that `machine` describes; `disk_free_bytes` are free in the folder at `disk_path`, of which
     an earlier cache holds `disk_own_bytes` more. None is unknown.
@@ -62,6 +63,7 @@ class Given:
     context_tokens: int | None = None
     slots: int | None = None
     cache_types: tuple[str, str] | None = None
+    switches: Switches = field(default_factory=Switches)
     block_bytes: int | None = None
     gpu_bytes: int = 0
     beside_bytes: int | None = None

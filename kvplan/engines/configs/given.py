@@ -40,6 +40,7 @@ def given(settings: EngineSettings, estimate: Estimate, policy: Policy, budgets:
         context_tokens=_count(estimate, "n_ctx"),
         slots=_count(estimate, "n_seq_max"),
         cache_types=_cache_types(estimate),
+        switches=estimate.switches,
         block_bytes=block or None,
         gpu_bytes=budgets.gpu.usable_bytes,
         beside_bytes=sum(beside) if budgets.host.items else None,

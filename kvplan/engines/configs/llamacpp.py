@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kvplan.documents import Finding, Knob
-from kvplan.engines.configs import conditions
+from kvplan.engines.configs import conditions, switches
 from kvplan.engines.configs.common import (
     MIB,
     Asked,
@@ -46,7 +46,7 @@ def _file(given: Given) -> str:
     return given.model if given.model.endswith(".gguf") or given.model == "MODEL" else f"GGUF-OF-{given.model}"
 
 
-def _context(given: Given) -> Iterator[tuple[str, str]]:
+def _context(given: Given) -> Iterator[tuple[str, ...]]:
     """The context that the plan's GPU memory was counted with; without it the server takes the model's own."""
     if given.context_tokens:
         yield "--ctx-size", str(given.context_tokens)
@@ -55,6 +55,7 @@ def _context(given: Given) -> Iterator[tuple[str, str]]:
     if given.cache_types and given.cache_types != ("f16", "f16"):
         yield "--cache-type-k", given.cache_types[0]
         yield "--cache-type-v", given.cache_types[1]
+    yield from switches.words("llama.cpp", given)
 
 
 def emit_router(given: Given) -> Emission:
@@ -71,7 +72,7 @@ def emit_router(given: Given) -> Emission:
         "",
         f"[{name}]",
         f"model = {name}",
-        *(f"{flag.removeprefix('--')} = {value}" for flag, value in _context(given)),
+        *(f"{flag.removeprefix('--')} = {' '.join(value) or 'true'}" for flag, *value in _context(given)),
         f"; {says(sizes[0])}",
         f"cache-ram = {sizes[0].written}",
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvplan.documents import Finding, Knob
-from kvplan.engines.configs import conditions
+from kvplan.engines.configs import conditions, switches
 from kvplan.engines.configs.common import (
     DECIMAL_GB,
     Asked,
@@ -50,6 +50,7 @@ def emit(given: Given) -> Emission:
         words.append(("--context-length", str(given.max_model_len)))
     if given.kv_dtype in _DTYPES:
         words.append(("--kv-cache-dtype", _DTYPES[given.kv_dtype]))
+    words += switches.words("sglang", given)
     if not each:
         return Emission(floor=FLOOR, parts=(part(SCRIPT, "shell", command(words, ["no host tier"])),))
     sizes = (knob("--hicache-size", each, DECIMAL_GB, "rank", given.ranks, "host"),)

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from kvplan.documents import Finding
-from kvplan.engines.configs import conditions
+from kvplan.engines.configs import conditions, switches
 from kvplan.engines.configs.common import (
     BYTE,
     Asked,
@@ -44,8 +44,9 @@ def emit(given: Given) -> Emission:
         f"tensor_parallel_size: {given.tp or given.ranks}",
         *([f"pipeline_parallel_size: {given.pp}"] if given.pp > 1 else []),
         *([f"max_seq_len: {given.max_model_len}"] if given.max_model_len else []),
+        *(line for lines in switches.words("tensorrt-llm", given) for line in lines),
         "kv_cache_config:",
-        "  enable_block_reuse: true",
+        f"  enable_block_reuse: {'true' if given.switches.prefix_caching else 'false'}",
         f"  tokens_per_block: {given.block_tokens}",
         *([f"  dtype: {given.kv_dtype}"] if given.kv_dtype in _DTYPES else []),
         f"  free_gpu_memory_fraction: {given.utilization:g}  # of what weights and activations leave free"

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping
 
 from kvplan.documents import ConfigPart, Knob
-from kvplan.engines.configs import conditions
+from kvplan.engines.configs import conditions, switches
 from kvplan.engines.configs.common import (
     BYTE,
     GIB,
@@ -58,11 +58,11 @@ def engine_words(given: Given) -> list[tuple[str, ...]]:
         words.append(("--kv-cache-memory-bytes", str(given.kv_bytes)))
     if given.max_model_len:  # vLLM starts only where one sequence of this length fits
         words.append(("--max-model-len", str(given.max_model_len)))
-    if given.block_tokens in _BLOCKS:  # hybrids work out a longer block of their own
+    if given.block_tokens in _BLOCKS and not given.switches.block_tokens:  # hybrids work out a longer one of their own
         words.append(("--block-size", str(given.block_tokens)))
     if given.kv_dtype.startswith(_DTYPES):
         words.append(("--kv-cache-dtype", given.kv_dtype))
-    return words
+    return [*words, *switches.words("vllm", given)]
 
 
 def transfer(connector: str | None, extra: Mapping[str, object] | None = None, **more: object) -> tuple[str, str]:
