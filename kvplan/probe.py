@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass
@@ -181,8 +182,20 @@ def _shares(options: ProbeOptions, parts: tuple[str, ...], host: Host) -> dict[s
 
 
 def announce(options: ProbeOptions) -> tuple[str, ...]:
-    """What measuring with these options will write, where, and how long it takes; raises what `plan_of` raises."""
-    return plan_of(options).lines()
+    """What measuring with these options will write, where, and how long it takes.
+
+    Raises what `plan_of` raises, and KvplanError for a budget that is less than drives take.
+    """
+    todo = plan_of(options)
+    for disk in todo.disks:
+        if disk.seconds < probe_disk.LEAST_S:
+            least = show_duration(math.ceil(options.budget_s * probe_disk.LEAST_S / disk.seconds))
+            given, has = show_duration(options.budget_s), show_duration(disk.seconds)
+            raise KvplanError(
+                f"{disk.folder.path}: a budget of {given} leaves {has} for it, and a drive takes "
+                f"{show_duration(probe_disk.LEAST_S)}: give --budget {least} or more"
+            )
+    return todo.lines()
 
 
 def measure(options: ProbeOptions, progress: Progress = silent) -> Probe:

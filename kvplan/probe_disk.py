@@ -7,6 +7,7 @@ I/O was proven to reach the device. See docs/probing.md for the method and the t
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,8 +42,11 @@ from kvplan.units import GiB, MiB, show_bytes
 _FILL_GRANULE, _FILL_DEPTH = 4 * MiB, 4
 _FILE = 2 * GiB
 _SMALLEST_FILE = 64 * MiB
+LEAST_S = 5.0  # less time says nothing of a drive: writing and checking the file take 2 s of it
 _CELL_S = 2.0
 _SHORTEST_CELL_S = 0.02
+# What a cell takes besides what it is given, until some were seen: last transfers, files made, what was written read.
+_BESIDE_READ_S, _BESIDE_WRITE_S = 0.05, 0.3
 # The share of the time kept for the long write at the end.
 _SUSTAINED_SHARE = 0.1
 # The share of the time given to writing the file and to reading it back; a slow drive gets a smaller file instead.
@@ -169,16 +173,14 @@ class _Run:
         self.size = todo.file_bytes
         self.outcomes: list[Outcome] = []
         self.not_here: dict[str, list[Cell]] = {}
+        self.late: list[Cell] = []
 
     def result(self) -> DiskResult:
         """Fill, check, sweep, judge."""
         first = self._fill()
         self.evidence.extents = directio.extents(self.fd, self.size)
         self._check()
-        cells = self._cells()
-        for position, cell in enumerate(cells):
-            scratch.check_still_there(self.todo.folder)
-            self._sweep(cell, position, len(cells))
+        self._sweeps()
         self.evidence.after = directio.moved(self.todo.folder.device)
         judged = verdict(self.evidence, self.todo.folder.mount)
         others = neighbours.between(
@@ -237,15 +239,37 @@ class _Run:
         cells = [cell for cell in self.todo.cells if cell.blocks <= self.size // cell.granule]
         return [cell for cell in cells if cell.granule // cell.pieces % self.file.alignment == 0]
 
-    def _sweep(self, cell: Cell, position: int, cells: int) -> None:
-        """One cell; the last, which writes until the rate holds, takes all the time that is left."""
-        left = self._left_s()
-        if not cell.sustained:
-            kept = self.todo.seconds * _SUSTAINED_SHARE if self.todo.cells[-1].sustained else 0.0
-            left = min(_CELL_S, (left - kept) / (cells - position))
-        share = 0.1 + 0.9 * position / cells
+    def _sweeps(self) -> None:
+        """The cells one after another; where they take longer than they measure, the less important are left out."""
+        cells = waiting = self._cells()
+        until = self.began + max(self.todo.seconds, LEAST_S)
+        beside = {False: [_BESIDE_READ_S], True: [_BESIDE_WRITE_S]}  # of cells that write and of those that do not
+
+        def cost(cell: Cell) -> float:
+            return _SHORTEST_CELL_S + statistics.median(beside[cell.writes])
+
+        while waiting:
+            kept = disk_cells.within(waiting, until - time.monotonic(), cost)
+            self.late += [cell for cell in waiting if cell not in kept]
+            if not kept:
+                return
+            scratch.check_still_there(self.todo.folder)
+            cell, *waiting = kept
+            given, began = self._given_s(kept, sum(map(cost, kept))), time.monotonic()
+            self._sweep(cell, given, 1.0 - 0.9 * len(kept) / len(cells))
+            beside[cell.writes].append(max(0.0, time.monotonic() - began - given))
+
+    def _given_s(self, cells: list[Cell], least_s: float) -> float:
+        """Seconds for the first of the cells left, which take `least_s` anyway; a long write has all that are left."""
+        seconds = self._left_s()
+        if not cells[0].sustained:
+            kept = self.todo.seconds * _SUSTAINED_SHARE if cells[-1].sustained else 0.0
+            seconds = min(_CELL_S, _SHORTEST_CELL_S + (seconds - kept - least_s) / len(cells))
+        return max(_SHORTEST_CELL_S, seconds)
+
+    def _sweep(self, cell: Cell, seconds: float, share: float) -> None:
         try:
-            self.outcomes += self.runner.run(cell, self.size, self.filled, max(_SHORTEST_CELL_S, left), share)
+            self.outcomes += self.runner.run(cell, self.size, self.filled, seconds, share)
         except NotHereError as why:
             self.not_here.setdefault(str(why), []).append(cell)
 
@@ -294,6 +318,7 @@ class _Run:
                 planned_bytes=self.todo.file_bytes,
                 measured_bytes=self.size,
                 left_out=(*self.todo.left_out, *(cell for cell in self.todo.cells if cell not in self._cells())),
+                late=tuple(self.late),
                 not_here=self.not_here,
                 outcomes=self.outcomes,
                 links=links,

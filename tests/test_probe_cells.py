@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from records import replace
 
 from kvplan import probe, probe_disk
 from kvplan.documents import BlockDevice, KvBlock, Probe, ProbeOptions
@@ -35,7 +36,7 @@ from kvplan.probing import (
     scratch,
 )
 from kvplan.probing.directio import Statx
-from kvplan.probing.disk_cells import Cell
+from kvplan.probing.disk_cells import GRANULES, Cell, all_cells, within
 from kvplan.probing.disk_findings import Facts, findings
 from kvplan.probing.disk_io import Done
 from kvplan.probing.disk_runner import Outcome
@@ -46,6 +47,7 @@ from kvplan.probing.timing import summarise
 from kvplan.units import GB, GiB, KiB, MiB
 
 KV = KvBlock(block_bytes=256 * KiB, pieces=4, chunk_bytes=1 * MiB, source="a small model")
+LEAST_S = probe_disk.LEAST_S
 WHOLE: dict[str, Any] = {"budget_s": 1.5, "write_budget_bytes": 1 * GiB, "file_bytes": 96 * MiB, "kv": KV}
 
 
@@ -79,6 +81,7 @@ def _patient() -> Iterator[None]:
     """Other programs may keep the drive busy: the file is written whole all the same."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probe_disk, "_SHORTEST_FILL_S", 60.0)
+        patch.setattr(probe_disk, "LEAST_S", 600.0)
         yield
 
 
@@ -489,6 +492,59 @@ def test_first_and_last_second() -> None:
     assert first_and_last_second(transfers([1e9])) is None
 
 
+def test_time_that_runs_out_costs_comparisons_first_and_the_middle_of_the_sweep_last() -> None:
+    cells = all_cells(GRANULES, None, False)
+    assert within(cells, 1e9, lambda cell: 1.0) == cells
+    assert within(cells, 0.5, lambda cell: 1.0) == []
+    before: list[Cell] = []
+    for count in range(1, len(cells) + 1):
+        kept = within(cells, count + 0.5, lambda cell: 1.0)
+        assert len(kept) == count
+        assert kept == [cell for cell in cells if cell in kept]  # in their order
+        assert set(before) <= set(kept)
+        before = kept
+    plain = sum(not cell.comparison for cell in cells)
+    assert not [cell for cell in within(cells, plain + 0.5, lambda cell: 1.0) if cell.comparison]
+    least = within(cells, 8.5, lambda cell: 1.0)
+    assert {(cell.direction, cell.depth) for cell in least} == {("read", 8), ("write", 8)}
+
+
+def test_a_drive_whose_cells_take_longer_than_they_are_given_keeps_to_the_time(
+    drive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock of its own, each cell takes a second more than it is given: the rest is left out, and named."""
+    monkeypatch.setattr(probe_disk, "LEAST_S", LEAST_S)
+    now = [0.0]
+    monkeypatch.setattr(probe_disk, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    real = probe_disk.Runner.run
+
+    def slow(self: Any, cell: Cell, size: int, filled: Any, seconds: float, share: float) -> list[Outcome]:
+        found = real(self, cell, size, filled, 0.02, share)
+        now[0] += seconds + 1.0
+        return found
+
+    monkeypatch.setattr(probe_disk.Runner, "run", slow)
+    todo = probe_disk.plan(drive, seconds=12.0, write_bytes=256 * MiB, file_bytes=64 * MiB, sweep_only=True)
+    found = probe_disk.measure(todo)
+    assert 10.0 < now[0] <= 12.0 + 1.1
+    (late,) = [one.text for one in found.findings if one.code == "disk-cells-late"]
+    measured = len(found.links) - 1  # the first write is no cell
+    assert late.count(" x ") + measured == len(todo.cells)
+    assert {link.direction for link in found.links[1:]} == {"read", "write"}
+
+
+def test_less_time_than_a_drive_takes_is_refused_with_the_time_that_would_do(
+    drive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe_disk, "LEAST_S", LEAST_S)
+    other = drive / "other"
+    other.mkdir()
+    options = ProbeOptions(disks=(str(drive), str(other)), only=("disk",), budget_s=8.0)
+    with pytest.raises(KvplanError, match=r"leaves 4 s for it, and a drive takes 5 s: give --budget 10 s or more"):
+        probe.announce(options)
+    assert probe.announce(replace(options, budget_s=10.0))
+
+
 def verdict_of(
     drive: Path,
     outcomes: list[Outcome],
@@ -508,6 +564,7 @@ def verdict_of(
         planned_bytes=1,
         measured_bytes=1,
         left_out=(),
+        late=(),
         not_here={},
         outcomes=outcomes,
         links=links,

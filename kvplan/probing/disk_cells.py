@@ -6,7 +6,7 @@ LMCache 0.5.6 (November 2026).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -162,6 +162,28 @@ def all_cells(sizes: tuple[int, ...], kv: KvBlock | None, sweep_only: bool) -> l
     again = replace(next(cell for cell in reads if (cell.granule, cell.depth) == _AGAIN), again=True)
     sustained = Cell(direction="write", granule=4 * MiB, depth=4, sustained=True, preset="sustained", weight=96 * MiB)
     return [*reads, *pure, *meeting, again, *writes, *overwriting, sustained]
+
+
+def within(cells: list[Cell], seconds: float, cost: Callable[[Cell], float]) -> list[Cell]:
+    """The cells that fit into so many seconds, in their order; those that are only compared with go first."""
+    kept = set[int]()
+    for place in sorted(range(len(cells)), key=lambda place: (_rank(cells[place]), place)):
+        seconds -= cost(cells[place])
+        if seconds < 0:
+            break
+        kept.add(place)
+    return [cell for place, cell in enumerate(cells) if place in kept]
+
+
+def _rank(cell: Cell) -> int:
+    """0 for what a plan cannot do without, 4 for what it never reads."""
+    if cell.comparison:
+        return 4
+    if cell.sustained or cell.direction == "mixed":
+        return 3
+    if cell.direction == "both" or cell.preset:
+        return 1 if cell.preset else 3
+    return 0 if cell.depth not in (DEPTHS[0], DEPTHS[-1]) else 2
 
 
 def share_out(cells: list[Cell], budget: int) -> list[Cell]:

@@ -33,6 +33,7 @@ class Facts:
     planned_bytes: int
     measured_bytes: int
     left_out: Sequence[Cell]
+    late: Sequence[Cell]
     not_here: Mapping[str, Sequence[Cell]]
     outcomes: Sequence[Outcome]
     links: Sequence[Link]
@@ -146,6 +147,10 @@ def _missing(facts: Facts) -> Iterator[Finding]:
         cells = ", ".join(str(cell) for cell in facts.left_out)
         text = f"not measured, for want of write budget, space or file size: {cells}"
         yield Finding(severity="info", code="disk-cells-left-out", text=text)
+    if facts.late:
+        cells = ", ".join(str(cell) for cell in facts.late)
+        text = f"not measured, for want of time (give a longer --budget): {cells}"
+        yield Finding(severity="info", code="disk-cells-late", text=text)
     for why, absent in facts.not_here.items():
         text = f"not available here ({why}): {', '.join(str(cell) for cell in absent)}"
         yield Finding(severity="info", code="disk-cells-not-here", text=text)
