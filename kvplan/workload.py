@@ -310,7 +310,7 @@ def _what_ifs(runs: reuse.Runs, requests: Requests, asked: Sequence[int], replic
     more = whatif.decoded_hit_blocks(runs, requests) * requests.block_tokens if requests.output_tokens.any() else None
     return {
         "isolation": whatif.isolation(runs, requests, some),
-        "top_prefixes": sharing.top_prefixes(runs, requests, references),
+        "top_prefixes": sharing.top_prefixes(requests, references),
         "hot_set": sharing.hot_set(references),
         "without_one_off": whatif.without_one_off(requests, references, some),
         "prompt_end_hit_ratio": ceilings.ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
@@ -329,7 +329,7 @@ def _policies(
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Other policies where asked for, the optimal one also where it is quick."""
     others = policies.curves(runs, requests, [name for name in named if name != "optimal"], some, progress)
-    if "optimal" not in named and len(some) * len(requests.blocks) > _QUICK:
+    if "optimal" not in named and len(some) * int(requests.offsets[-1]) > _QUICK:
         text = "The optimal policy was not played, as the log is long: --policies optimal does it."
         return {"policies": others}, [Finding(severity="info", code="optimal-not-played", text=text)]
     progress(f"playing the optimal policy at {len(some)} capacities")

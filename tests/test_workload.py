@@ -99,7 +99,7 @@ def coding(shared: Path) -> Requests:
         output_tokens=table["output_length"].to_numpy(),
         duration_s=np.full(rows, np.nan),
         offsets=ids.offsets.to_numpy().astype(np.int64),
-        blocks=ids.values.to_numpy(),
+        paths=ids.values.to_numpy(),
         tenant=np.full(rows, -1),
         session=table["sess"].to_numpy(),
         tenants=(),

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.documents import Finding
+from kvplan import paths
+from kvplan.documents import Finding, PathTree
 from kvplan.formats.rows import Rows
 from kvplan.units import show_duration, show_percent
 
@@ -52,15 +53,41 @@ def _mixed(*columns: NDArray[Any]) -> NDArray[np.uint64]:
     return mixed
 
 
-def repeats(rows: Rows, ids: NDArray[Any], offsets: Ints) -> list[Finding]:
+def two_sizes(rows: Rows, tree: PathTree) -> tuple[int, int]:
+    """How many rows end in a block whose id names another number of tokens elsewhere, and the first such row.
+
+    A block within a path is full; of one that only ends paths, the first of them says how many tokens it has. (0, -1)
+    where there is none.
+    """
+    size = rows.block_tokens
+    tail = np.minimum(rows.input_tokens - size * (rows.count.astype(np.int64) - 1), size)
+    if (tail == size).all():
+        return 0, -1
+    ends = np.flatnonzero(rows.count > 0)
+    last = paths.last(tree)[ends]
+    order = np.argsort(last, kind="stable")
+    ends, last = ends[order], last[order]
+    begins = np.ones(last.size, np.bool_)
+    begins[1:] = last[1:] != last[:-1]
+    said = np.where(_within(tree, last[begins]), size, tail[ends[begins]])
+    wrong = ends[tail[ends] != said[np.cumsum(begins) - 1]]
+    return wrong.size, int(wrong.min()) if wrong.size else -1
+
+
+def _within(tree: PathTree, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Which of `blocks` (ascending) have a block after them in some path."""
+    stretch = np.searchsorted(tree.first, blocks, side="right") - 1
+    goes_on: NDArray[np.bool_] = blocks + 1 < tree.first[stretch + 1]
+    return goes_on | np.isin(blocks, paths.above(tree)[np.diff(tree.first) > 0])
+
+
+def repeats(rows: Rows, tree: PathTree) -> list[Finding]:
     """Requests, and whole sessions, that another one equals."""
     if np.isnan(rows.time_s).any():
         return _repeated_sessions(rows)
-    last = np.full(rows.count.size, -1, np.int64)
-    some = rows.count > 0
-    last[some] = ids[offsets[1:][some] - 1]
     size = rows.line.size
-    same = size - np.unique(_mixed(rows.time_s, rows.input_tokens, rows.output_tokens, rows.count, last)).size
+    columns = (rows.time_s, rows.input_tokens, rows.output_tokens, rows.count, paths.last(tree))
+    same = size - np.unique(_mixed(*columns)).size
     findings = []
     if same > _MANY * size:
         text = (

@@ -31,9 +31,8 @@ def read(lines: Lines, options: Options) -> Rows:
             flat = [field.name for field in schema if not pyarrow.types.is_nested(field.type)]
             lists = [field.name for field in schema if _is_list(pyarrow.types, field.type)]
             found = roles(lines, [*flat, *lists], options)
-            ids, kind = _ids(pyarrow, file, found.get("hash_ids"))
-            room = np.empty(ids, kind) if kind is not None and options.sink is None else None
-            table = Table(lines, options, found, room)
+            ids = _ids(pyarrow, file, found.get("hash_ids"))
+            table = Table(lines, options, found)
             for batch in _batches(file, ids, lines, table.found, options):
                 table.add(batch)
     except (pyarrow.ArrowException, OSError) as error:
@@ -45,18 +44,13 @@ def _is_list(types: Any, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
-def _ids(pyarrow: Any, file: Any, name: str | None) -> tuple[int, Any]:
-    """How many block ids a column has, which the file's directory knows, and the type to hold them in, each once.
-
-    (0, None) where there is no such column.
-    """
-    if name is None or not _is_list(pyarrow.types, kind := file.schema_arrow.field(name).type):
-        return 0, None
+def _ids(pyarrow: Any, file: Any, name: str | None) -> int:
+    """How many block ids a column has, which the file's directory knows; 0 where there is no such column."""
+    if name is None or not _is_list(pyarrow.types, file.schema_arrow.field(name).type):
+        return 0
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    count = sum(column.num_values for column in columns if column.path_in_schema.split(".")[0] == name)
-    narrow = pyarrow.types.is_integer(kind.value_type) and kind.value_type != pyarrow.uint64()
-    return count, kind.value_type.to_pandas_dtype() if narrow else np.int64
+    return sum(column.num_values for column in columns if column.path_in_schema.split(".")[0] == name)
 
 
 def _batches(file: Any, ids: int, lines: Lines, found: dict[str, str], options: Options) -> Iterator[Batch]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
 from kvplan.formats.lines import Lines
-from kvplan.formats.rows import Keys, Options, field_at, label, malformed
+from kvplan.formats.rows import Options, field_at, label, malformed, narrow
 from kvplan.kernels import compiled, must_compile
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -44,13 +44,16 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scanned:
-    """A whole file's usable lines: times are as the file has them, NaN in lines without one."""
+    """A whole file's usable lines: times are as the file has them, NaN in lines without one.
+
+    Their block ids went to the options' `keyed` from its row `start` on, or to their sink.
+    """
 
     line: Ints
     time: NDArray[np.float64]
     numbers: dict[str, Ints]
     count: Ints
-    keys: Keys
+    start: int
     tenant: list[str | None]
 
 
@@ -278,9 +281,9 @@ class Scanner:
         self._names = np.frombuffer("".join(names).encode(), np.uint8)
         self._ends = np.cumsum([len(name) for name in names])
         self._limits = np.array([(field.needed, field.least, field.most) for field in fields], np.int64).reshape(-1, 3)
-        self._parts: list[tuple[Ints, NDArray[np.float64], Ints, Ints]] = []
-        self._keys = bytearray()
-        self._kind: Any = np.int32
+        self._parts: list[list[NDArray[Any]]] = [[] for _ in range(3 + len(fields))]  # by column: a part a block
+        self._start = options.keyed.rows
+        self._tokens = next(i for i, field in enumerate(fields) if field.name == "input_length")
         self._tenants: list[str | None] = []
         self._labels: dict[str, int] = {}
         self._ids = np.empty(0, np.uint64)
@@ -292,10 +295,10 @@ class Scanner:
         number = self._block(b"\n", 0)  # so that there is a part even of an empty file
         for block in self._lines.blocks():
             number = self._block(block if block.endswith(b"\n") else block + b"\n", number)
-        line, time, numbers, count = (np.concatenate([part[i] for part in self._parts]) for i in range(4))
-        keys: Keys = np.frombuffer(self._keys, self._kind)
-        columns = {field.name: numbers[:, i] for i, field in enumerate(self._fields)}
-        return Scanned(line=line, time=time, numbers=columns, count=count, keys=keys, tenant=self._tenants)
+        self._ids = np.empty(0, np.uint64)
+        line, time, count = (np.concatenate(self._parts.pop(0)) for _ in range(3))
+        columns = {field.name: _whole_column(self._parts.pop(0)) for field in self._fields}
+        return Scanned(line=line, time=time, numbers=columns, count=count, start=self._start, tenant=self._tenants)
 
     def _block(self, block: bytes, number: int) -> int:
         text = np.frombuffer(block, np.uint8)
@@ -320,20 +323,11 @@ class Scanner:
                     line[row], count[row] = number, ids.size
                     row, used = row + 1, used + ids.size
                 at, number = end + 1, number + 1
-        if self._options.sink is None:
-            self._keep(self._ids[:used])
-        elif row:
-            tokens = next(i for i, field in enumerate(self._fields) if field.name == "input_length")
-            self._options.sink(count[:row], numbers[:row, tokens].copy(), self._ids[:used].view(np.int64).copy())
-        self._parts.append((line[:row], time[:row], numbers[:row], count[:row]))
+        self._options.take(count[:row], numbers[:row, self._tokens].copy(), self._ids[:used].view(np.int64))
+        columns = (line[:row], time[:row], count[:row], *numbers[:row].T)
+        for parts, column in zip(self._parts, columns, strict=True):
+            parts.append(column.copy() if column.dtype == np.float64 else _narrow_column(column))
         return number
-
-    def _keep(self, ids: NDArray[np.uint64]) -> None:
-        """Append ids to those of the blocks before: in 32 bits while all fit, in memory that grows in place."""
-        if self._kind is np.int32 and ids.size and ids.max() >= 2**31:
-            self._keys = bytearray(np.frombuffer(self._keys, np.int32).astype(np.int64).tobytes())
-            self._kind = np.int64
-        self._keys += ids.astype(np.int32).data if self._kind is np.int32 else ids.data
 
     def _slow(self, number: int, text: bytes, numbers: Ints) -> tuple[float, NDArray[np.uint64]] | None:
         """A line through the full decoder, None where it is blank or cannot be used."""
@@ -361,13 +355,33 @@ class Scanner:
         return float("nan") if row.time is None else row.time, ids
 
 
+def _narrow_column(numbers: Ints) -> NDArray[Any]:
+    """Some lines' numbers in little memory: 32 bits where they fit, next to none where no line has one."""
+    if numbers.size and numbers.max() == _NEVER:
+        return np.broadcast_to(numbers[:1].copy(), numbers.shape)
+    return narrow(numbers).copy()
+
+
+def _whole_column(parts: list[NDArray[Any]]) -> Ints:
+    """All lines' numbers from those of the blocks."""
+    if all(_constant(part) for part in parts):
+        return np.broadcast_to(np.int64(_NEVER), sum(part.size for part in parts))
+    return np.concatenate(parts, dtype=np.int64)
+
+
+def _constant(numbers: NDArray[Any]) -> bool:
+    return not numbers.size or numbers.strides == (0,)
+
+
 def known(numbers: Ints) -> Ints:
     """Numbers as scanned, 0 in lines that have none."""
-    return np.where(numbers == _NEVER, 0, numbers)
+    return numbers if numbers.min(initial=0) > _NEVER else np.where(numbers == _NEVER, 0, numbers)
 
 
 def durations(numbers: Ints) -> NDArray[np.float64]:
     """Milliseconds as scanned in seconds, NaN in lines that have none."""
+    if _constant(numbers):
+        return np.broadcast_to(np.nan, numbers.shape)
     return np.where(numbers == _NEVER, np.nan, numbers / 1000)
 
 

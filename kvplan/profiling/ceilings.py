@@ -56,7 +56,7 @@ def reused_novel_tokens(runs: reuse.Runs, requests: Requests) -> int:
     whole = reuse.covered_tokens(requests)
     covered = np.minimum(whole[runs.request], whole[runs.toucher])
     first = np.maximum(runs.depth, created_from) * requests.block_tokens
-    end = np.minimum((runs.depth + runs.length) * requests.block_tokens, covered)
+    end = np.minimum((runs.depth + runs.length) * np.int64(requests.block_tokens), covered)
     return int(np.maximum(end - first, 0).sum())
 
 

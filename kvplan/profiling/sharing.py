@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,63 +19,42 @@ _SOURCES = ("same session", "same tenant", "another tenant", "unknown")
 
 
 @compiled
-def _segments(
-    blocks: NDArray[Any], offsets: Ints, depths: Ints, covered: Ints, references: Ints, block_tokens: int, most: int
-) -> Ints:
-    """The `most` stretches that save most, unordered: request, first and end block, references, saved tokens each.
-
-    A request brings in what lies below its hit prefix; a stretch ends where references change. Every block is brought
-    in once, so that every block lies in one stretch.
-    """
-    best = np.zeros((most, 5), np.int64)
-    for r in range(depths.size):
-        first = depths[r]
-        n = offsets[r + 1] - offsets[r]
-        while first < n:
-            times = references[blocks[offsets[r] + first]]
-            if times < 2:
-                break
-            end = first + 1
-            while end < n and references[blocks[offsets[r] + end]] == times:
-                end += 1
-            saved = (times - 1) * (min(end * block_tokens, covered[r]) - first * block_tokens)
-            least = np.argmin(best[:, 4])
-            if saved > best[least, 4]:
-                best[least, 0], best[least, 1], best[least, 2], best[least, 3] = r, first, end, times
-                best[least, 4] = saved
-            first = end
-    return best
+def _most_saving(tokens: Ints, references: NDArray[np.int32], most: int) -> tuple[Ints, Ints]:
+    """Which of the stretches of so many tokens save most, at most `most` of them, unordered, and what they save."""
+    most = min(most, tokens.size)
+    best, saves = np.zeros(most, np.int64), np.zeros(most, np.int64)
+    for i in range(tokens.size):
+        saved = (references[i] - 1) * tokens[i]
+        least = np.argmin(saves)
+        if saved > saves[least]:
+            best[least], saves[least] = i, saved
+    return best, saves
 
 
-def top_prefixes(runs: reuse.Runs, requests: Requests, references: Ints) -> tuple[SharedPrefix, ...]:
+def top_prefixes(requests: Requests, references: reuse.Stretches) -> tuple[SharedPrefix, ...]:
     """The ten stretches of prompt, each shared by the same requests, that an infinite cache saves most with."""
-    best = _segments(
-        reuse.block_ids(requests),
-        reuse.as_ints(requests.offsets),
-        reuse.hit_depths(runs, requests),
-        reuse.covered_tokens(requests),
-        references,
-        requests.block_tokens,
-        _TOP,
-    )
-    covered = reuse.covered_tokens(requests)
-    order = np.lexsort((best[:, 1], best[:, 0], -best[:, 4]))
+    size = np.int64(requests.block_tokens)
+    covered = reuse.covered_tokens(requests)[references.request]
+    ends = np.minimum(references.end * size, covered)
+    best, saves = _most_saving(ends - references.first * size, references.references, _TOP)
+    order = np.lexsort((references.first[best], references.request[best], -saves))
     return tuple(
         SharedPrefix(
-            from_tokens=first * requests.block_tokens,
-            to_tokens=min(end * requests.block_tokens, int(covered[request])),
-            requests=times,
+            from_tokens=int(references.first[at] * size),
+            to_tokens=int(ends[at]),
+            requests=int(references.references[at]),
             saved_tokens=saved,
-            first_request=request,
+            first_request=int(references.request[at]),
         )
-        for request, first, end, times, saved in best[order].tolist()
+        for at, saved in zip(best[order].tolist(), saves[order].tolist(), strict=True)
         if saved
     )
 
 
-def hot_set(references: Ints) -> tuple[HotSet, ...]:
+def hot_set(references: reuse.Stretches) -> tuple[HotSet, ...]:
     """The fewest blocks that give some shares of all block hits: the most referenced ones."""
-    blocks_with = np.bincount(references)  # by number of references
+    blocks = references.end - references.first
+    blocks_with = np.bincount(references.references, weights=blocks).astype(np.int64)  # by number of references
     hits = blocks_with * np.maximum(np.arange(blocks_with.size) - 1, 0)
     times = np.arange(blocks_with.size)[::-1]
     reached = np.cumsum(hits[::-1])

@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvplan import reuse
+from kvplan import paths, reuse
 from kvplan.documents import Finding, Granularity, Hits, Isolation, Replicas, Requests, Tier
 from kvplan.errors import KvplanError, UsageError
 from kvplan.kernels import compiled
@@ -47,26 +47,12 @@ def curve(runs: reuse.Runs, requests: Requests, capacities: Sequence[int], first
     )
 
 
-def without_one_off(requests: Requests, references: Ints, capacities: Sequence[int]) -> tuple[Hits, ...]:
+def without_one_off(requests: Requests, references: reuse.Stretches, capacities: Sequence[int]) -> tuple[Hits, ...]:
     """LRU that does not store the blocks with one reference, which the log never uses again: what they cost."""
-    shared = _shared_blocks(reuse.block_ids(requests), reuse.as_ints(requests.offsets), references)
+    shared = paths.tree(requests).shared.astype(np.int64)  # what a request has from another has two at least
+    again = references.references > 1
+    np.maximum.at(shared, references.request[again], references.end[again])
     return curve(reuse.find_runs(requests, keep=shared), requests, capacities)
-
-
-@compiled
-def _shared_blocks(blocks: NDArray[Any], offsets: Ints, references: Ints) -> Ints:
-    """By request: its leading blocks that other requests have too (along a path references never rise)."""
-    shared = np.zeros(offsets.size - 1, np.int64)
-    for r in range(shared.size):
-        low, high = offsets[r], offsets[r + 1]
-        while low < high:
-            middle = (low + high) // 2
-            if references[blocks[middle]] > 1:
-                low = middle + 1
-            else:
-                high = middle
-        shared[r] = low - offsets[r]
-    return shared
 
 
 # ---------------------------------------------------------------------------------------------- tenants
@@ -75,33 +61,7 @@ def _shared_blocks(blocks: NDArray[Any], offsets: Ints, references: Ints) -> Int
 def isolated(requests: Requests, by: NDArray[Any] | None = None) -> Requests:
     """The log with its blocks kept apart by tenant, as a cache salt does, or by another group of requests."""
     group = reuse.as_ints(requests.tenant if by is None else by)
-    order = np.argsort(group, kind="stable")
-    unique = reuse.unique_blocks(requests)
-    blocks = _namespaced(
-        reuse.block_ids(requests),
-        reuse.as_ints(requests.offsets),
-        group,
-        reuse.as_ints(order),
-        unique,
-    )
-    return replace(requests, blocks=blocks)
-
-
-@compiled
-def _namespaced(blocks: NDArray[Any], offsets: Ints, group: Ints, order: Ints, unique: int) -> NDArray[Any]:
-    out = np.empty_like(blocks)
-    owner = np.full(unique, -2, np.int64)
-    number = np.zeros(unique, np.int64)
-    used = 0
-    for r in order:
-        for position in range(offsets[r], offsets[r + 1]):
-            block = blocks[position]
-            if owner[block] != group[r]:
-                owner[block] = group[r]
-                number[block] = used
-                used += 1
-            out[position] = number[block]
-    return out
+    return replace(requests, paths=paths.rearranged(paths.tree(requests), np.arange(group.size), group))
 
 
 def isolation(runs: reuse.Runs, requests: Requests, capacities: Sequence[int]) -> Isolation | None:
@@ -142,16 +102,13 @@ def coarser(requests: Requests, block_tokens: int) -> Requests:
     index = np.arange(starts[-1]) - np.repeat(starts[:-1], fewer)
     last = np.minimum((index + 1) * factor, np.repeat(count, fewer)) - 1
     kept = requests.blocks[np.repeat(offsets[:-1], fewer) + last]
-    used = np.zeros(reuse.unique_blocks(requests), np.bool_)
-    used[kept] = True
-    number = np.cumsum(used) - 1
     text = f"Blocks of {requests.block_tokens} tokens were joined to blocks of {block_tokens}."
     finding = Finding(severity="info", code="blocks-joined", text=text)
     return replace(
         requests,
         block_tokens=block_tokens,
         offsets=starts,
-        blocks=number[kept].astype(requests.blocks.dtype),
+        paths=paths.from_ids(kept, starts),
         findings=(*requests.findings, finding),
     )
 
@@ -179,22 +136,38 @@ def prompt_end_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
     depths = np.minimum(reuse.hit_depths(runs, requests), usable)
     full = reuse.as_ints(requests.input_tokens // requests.block_tokens)
     full = np.minimum(full, np.diff(reuse.as_ints(requests.offsets)))
-    blocks, offsets = reuse.block_ids(requests), reuse.as_ints(requests.offsets)
-    taken = _to_prompt_end(blocks, offsets, reuse.as_ints(depths), full, reuse.unique_blocks(requests))
+    tree = paths.tree(requests)
+    taken = _to_prompt_end(tree.parent, tree.shared, reuse.as_ints(depths), full)
     return int(taken.sum()) * requests.block_tokens
 
 
 @compiled
-def _to_prompt_end(blocks: NDArray[Any], offsets: Ints, depths: Ints, full: Ints, unique: int) -> Ints:
-    ended = np.zeros(unique, np.bool_)
+def _to_prompt_end(parent: NDArray[np.int32], shared: NDArray[np.int32], depths: Ints, full: Ints) -> Ints:
+    # By stretch, the depths at which prompts have ended in it: a list, ascending.
+    head, after = np.full(depths.size, -1, np.int32), np.full(depths.size, -1, np.int32)  # by the request that ended
     taken = np.zeros(depths.size, np.int64)
     for r in range(depths.size):
-        depth = depths[r]
-        while depth > 0 and not ended[blocks[offsets[r] + depth - 1]]:
-            depth -= 1
-        taken[r] = depth
+        s, limit = r, depths[r]
+        while s >= 0 and limit > 0 and taken[r] == 0:
+            ended = head[s]
+            while ended >= 0 and full[ended] <= limit:
+                taken[r] = full[ended]
+                ended = after[ended]
+            limit = min(limit, shared[s])
+            s = parent[s]
         if full[r] > 0:
-            ended[blocks[offsets[r] + full[r] - 1]] = True
+            s = r
+            while shared[s] >= full[r]:
+                s = parent[s]
+            before, ended = -1, head[s]
+            while ended >= 0 and full[ended] < full[r]:
+                before, ended = ended, after[ended]
+            if ended < 0 or full[ended] > full[r]:
+                after[r] = ended
+                if before < 0:
+                    head[s] = r
+                else:
+                    after[before] = r
     return taken
 
 
@@ -230,8 +203,8 @@ def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
     after = (requests.input_tokens + requests.output_tokens) // requests.block_tokens
     depths = reuse.hit_depths(runs, requests)
     ends, leaves = np.flatnonzero((full > 0) & (after > full)), np.flatnonzero((depths > 0) & (depths < full))
-    starts = reuse.as_ints(requests.offsets)
-    node = [requests.blocks[starts[ends] + full[ends] - 1], requests.blocks[starts[leaves] + depths[leaves] - 1]]
+    tree = paths.tree(requests)
+    node = [paths.blocks_at(tree, ends, full[ends] - 1), paths.blocks_at(tree, leaves, depths[leaves] - 1)]
     reach = [after[ends], full[leaves]]
     order = [np.lexsort((-reach[side], node[side])) for side in (0, 1)]
     ranked = [_numbered_within(node[side][order[side]]) for side in (0, 1)]
