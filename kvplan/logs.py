@@ -347,6 +347,9 @@ def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Findi
         text = "The log has no time stamps: its order is taken as that of arrival, and nothing over time is known."
         findings.append(Finding(severity="warning", code="no-times", text=text))
         return None
+    if (np.diff(time_s) >= 0).all():
+        findings += _ties(time_s)
+        return None
     parts, start = [], 0
     for file in files:
         part = np.arange(start, start + file.rows.line.size)
@@ -363,16 +366,22 @@ def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Findi
         text = f"{late:,} requests stood behind a later one: sorted by time, equal times kept as they stood."
         findings.append(Finding(severity="info", code="sorted", text=text))
         order = order[np.argsort(time_s[order], kind="stable")]
-    step = np.diff(time_s[order])
-    ties = float((step == 0).mean()) if step.size else 0.0
-    if ties > _TIES_WORTH_SAYING:
-        tick = float(step[step > 0].min()) if (step > 0).any() else 0.0
-        text = (
-            f"{show_percent(ties)} of the requests have the time stamp of the one before "
-            f"(the finest step is {show_duration(tick)}): reuse and load within a step are not resolved."
-        )
-        findings.append(Finding(severity="info", code="ties", text=text))
+    findings += _ties(time_s[order])
     return None if (order == np.arange(order.size)).all() else order
+
+
+def _ties(time_s: NDArray[np.float64]) -> list[Finding]:
+    """How many requests of a log in order have the time of the one before, where they are many."""
+    step = np.diff(time_s)
+    ties = float((step == 0).mean()) if step.size else 0.0
+    if ties <= _TIES_WORTH_SAYING:
+        return []
+    tick = float(step[step > 0].min()) if (step > 0).any() else 0.0
+    text = (
+        f"{show_percent(ties)} of the requests have the time stamp of the one before "
+        f"(the finest step is {show_duration(tick)}): reuse and load within a step are not resolved."
+    )
+    return [Finding(severity="info", code="ties", text=text)]
 
 
 def _unchained(where: str) -> Finding:

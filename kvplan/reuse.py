@@ -11,6 +11,7 @@ Blocks are dense ids from 0, each naming a whole prefix: one parent, one depth. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -138,6 +139,15 @@ def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tupl
         live += n
         _added(newest, r, n)
     return runs, found
+
+
+@compiled
+def _run_tokens(request: Whole, depth: Whole, length: Whole, covered: Ints, block_tokens: int) -> Ints:
+    tokens = np.empty(request.size, np.int64)
+    for i in range(request.size):
+        first = depth[i] * block_tokens
+        tokens[i] = min(first + length[i] * block_tokens, covered[request[i]]) - first
+    return tokens
 
 
 @compiled
@@ -280,9 +290,9 @@ def block_ids(requests: Requests) -> NDArray[Any]:
 
 def covered_tokens(requests: Requests) -> Ints:
     """By request: input tokens that lie in its blocks, int64 (requests,). A tail without a block is left out."""
-    counts = np.diff(as_ints(requests.offsets))
-    covered: Ints = np.minimum(as_ints(requests.input_tokens), counts * requests.block_tokens)
-    return covered
+    covered = np.diff(as_ints(requests.offsets))
+    covered *= requests.block_tokens
+    return np.minimum(covered, requests.input_tokens, out=covered)
 
 
 def unique_blocks(requests: Requests) -> int:
@@ -312,10 +322,7 @@ def find_runs(
 
 def run_tokens(runs: Runs, requests: Requests) -> Ints:
     """Tokens of each run, int64 (runs,): full blocks, and the remainder where a run ends in a partial last block."""
-    covered = covered_tokens(requests)[runs.request]
-    size = np.int64(requests.block_tokens)
-    first = runs.depth * size
-    tokens: Ints = np.minimum(first + runs.length * size, covered) - first
+    tokens: Ints = _run_tokens(runs.request, runs.depth, runs.length, covered_tokens(requests), requests.block_tokens)
     return tokens
 
 
@@ -359,22 +366,17 @@ def sweep(runs: Runs, requests: Requests, capacities: Ints, class_ends: Ints) ->
     return Sweep(hit_blocks=hit_blocks, requests=counts, tokens=tokens, tokens_sq=squares)
 
 
-def working_set(runs: Runs, requests: Requests, window_s: float, moments: Floats) -> tuple[int, Ints]:
-    """Distinct tokens referenced in the last `window_s` seconds: the most after any arrival, and at each of `moments`.
+def working_set(
+    runs: Runs, requests: Requests, windows_s: Sequence[float], moments: Floats
+) -> tuple[list[int], list[Ints]]:
+    """Distinct tokens referenced in the last seconds: the most after any arrival, and at each of `moments`, by window.
 
-    `moments` ascend, on the clock of `requests.time_s`; an arrival exactly `window_s` ago still counts.
+    `moments` ascend, on the clock of `requests.time_s`; an arrival exactly a window ago still counts.
     """
     tokens, covered = run_tokens(runs, requests), covered_tokens(requests)
-    peak, at = _working_set(
-        np.ascontiguousarray(requests.time_s, np.float64),
-        runs.request,
-        runs.toucher,
-        tokens,
-        covered,
-        window_s,
-        moments,
-    )
-    return int(peak), at
+    time_s = np.ascontiguousarray(requests.time_s, np.float64)
+    found = [_working_set(time_s, runs.request, runs.toucher, tokens, covered, one, moments) for one in windows_s]
+    return [int(peak) for peak, _ in found], [at for _, at in found]
 
 
 def hit_depths_within(requests: Requests, group: Ints) -> Ints:

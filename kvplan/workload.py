@@ -267,18 +267,26 @@ def _times(
 ) -> tuple[dict[str, Any], ServiceModel]:
     """The fields that need time stamps, and how long requests were held to be in flight."""
     window_s = ttl_s or _LOAD_WINDOW_S
+    fields, held_by = _in_flight(runs, requests, window_s, service)
+    return fields | {
+        "load_window_s": window_s if requests.hashed else None,
+        "arrivals": timeline.by_hour(requests),
+        "working_set": timeline.working_sets(runs, requests, ttl_s) if requests.hashed else (),
+    }, held_by
+
+
+def _in_flight(
+    runs: reuse.Runs, requests: Requests, window_s: float, service: ServiceModel | None
+) -> tuple[dict[str, Any], ServiceModel]:
+    """The fields that hang on how long requests are in flight."""
     duration_s, held_by = timeline.durations(requests, service)
     steps = timeline.flight(requests, duration_s)
     active_tokens, active_requests = timeline.in_flight(steps, float(requests.time_s[-1]))
-    fields = {
+    return {
         "active_tokens": active_tokens,
         "active_requests": active_requests,
-        "load_window_s": window_s if requests.hashed else None,
         "load": timeline.load(runs, requests, steps, window_s),
-        "arrivals": timeline.by_hour(requests),
-        "working_set": timeline.working_sets(runs, requests, ttl_s) if requests.hashed else (),
-    }
-    return fields, held_by
+    }, held_by
 
 
 def _starts(runs: reuse.Runs, alive: reuse.Runs, requests: Requests, grid: Ints, measure_from: float) -> dict[str, Any]:

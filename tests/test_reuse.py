@@ -165,7 +165,7 @@ def test_the_working_set_is_what_the_window_touches(requests: Requests, window: 
         return sum(sizes.values())
 
     moments = np.arange(0, requests.time_s[-1] + 15, 0.75)
-    peak, at = reuse.working_set(reuse.find_runs(requests), requests, window, moments)
+    (peak,), (at,) = reuse.working_set(reuse.find_runs(requests), requests, [window], moments)
     assert peak == max(distinct(time, i + 1) for i, time in enumerate(requests.time_s.tolist()))
     assert at.tolist() == [distinct(now, int((requests.time_s <= now).sum())) for now in moments.tolist()]
 

@@ -47,8 +47,8 @@ def _mixed(*columns: NDArray[Any]) -> NDArray[np.uint64]:
     """One 64-bit hash a row of equally long columns."""
     mixed = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        bits = np.ascontiguousarray(column).astype(np.float64, copy=False).view(np.uint64)
-        mixed = (mixed ^ bits) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= np.ascontiguousarray(column, np.float64).view(np.uint64)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(29)
     return mixed
 

@@ -52,7 +52,8 @@ def rows(lines: Lines, options: Options, columns: Columns, findings: Sequence[Fi
     for row in np.flatnonzero(odd):
         lines.bad(int(columns.line[row]), f"has {'a' if timed[row] else 'no'} time stamp, unlike the lines before")
     given, said = _named_size(lines, options.block_tokens, columns.sizes, named_by)
-    counts, line, tokens = columns.count[~odd], columns.line[~odd], columns.input_tokens[~odd]
+    like = ~odd if odd.any() else slice(None)
+    counts, line, tokens = columns.count[like], columns.line[like], columns.input_tokens[like]
     fits, size, finding = block_size(lines, line, tokens, counts, given, said)
     keep = ~odd
     keep[keep] = fits

@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from kvplan import reuse
 from kvplan.documents import Arrivals, Interval, Load, Percentiles, Requests, ServiceModel, WorkingSet
+from kvplan.kernels import compiled
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 _MOST_STRETCHES = 200
+_SOME = 1 << 16  # steps at a time
 _DATED_S = 1e9
 _WIDTHS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 _WINDOWS_S = (1, 10, 60, 300, 600, 1800, 3600, 7200, 14400, 28800, 86400, 604800)
@@ -39,21 +41,22 @@ class Flight:
     """Requests in flight as a step function: from `time_s[i]` on, `requests[i]` hold `tokens[i]` tokens."""
 
     time_s: Floats
-    requests: Ints
+    requests: NDArray[np.int32]
     tokens: Ints
 
 
 def percentiles(values: NDArray[Any], weights: NDArray[Any] | None = None) -> Percentiles:
     """Percentiles of `values` by `weights` (1 each): the least value that the given share does not exceed."""
     if weights is None or not weights.sum():
-        weights = np.ones(len(values))
+        weights = np.broadcast_to(1.0, len(values))
+    total = (values * weights).sum()
+    most = values.max(where=weights > 0, initial=values.min())
     order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
+    reached = weights[order]
+    np.cumsum(reached, out=reached)
     at = np.searchsorted(reached, np.array((0.5, 0.95, 0.99)) * reached[-1] * (1 - 1e-12))
-    p50, p95, p99 = (float(values[order][index]) for index in at)
-    present = values[weights > 0]
-    mean = float((values * weights).sum() / reached[-1])
-    return Percentiles(p50=p50, p95=p95, p99=p99, max=float(present.max()), mean=mean)
+    p50, p95, p99 = (float(values[order[index]]) for index in at)
+    return Percentiles(p50=p50, p95=p95, p99=p99, max=float(most), mean=float(total / reached[-1]))
 
 
 def durations(requests: Requests, service: ServiceModel | None) -> tuple[Floats, ServiceModel]:
@@ -75,13 +78,33 @@ def flight(requests: Requests, duration_s: Floats) -> Flight:
 
     An upper bound: the output grows only as it is decoded, and requests that share a prefix share its blocks.
     """
-    time_s = np.concatenate((requests.time_s, requests.time_s + duration_s))
-    order = np.argsort(time_s, kind="stable")
-    sign = np.repeat((1, -1), len(duration_s))[order]
-    held = np.tile(requests.input_tokens + requests.output_tokens, 2)[order]
-    time_s = time_s[order]
-    last = np.append(np.diff(time_s) > 0, True)  # of events at one moment only the sum is a state
-    return Flight(time_s=time_s[last], requests=np.cumsum(sign)[last], tokens=np.cumsum(sign * held)[last])
+    starts, ends = np.ascontiguousarray(requests.time_s, np.float64), requests.time_s + duration_s
+    order = np.argsort(ends).astype(np.int32)
+    ends = ends[order]
+    held = reuse.as_ints(requests.input_tokens + requests.output_tokens)
+    time_s, count, tokens = _stepped(starts, held, ends, order)
+    return Flight(time_s=time_s, requests=count, tokens=tokens)
+
+
+@compiled
+def _stepped(starts: Floats, held: Ints, ends: Floats, order: NDArray[np.int32]) -> tuple[Floats, Any, Ints]:
+    """The step function of what starts and ends at ascending times; of events at one moment only the sum is a state."""
+    time_s = np.empty(2 * starts.size, np.float64)
+    count, tokens = np.empty(time_s.size, np.int32), np.empty(time_s.size, np.int64)
+    steps, started, ended, flying, holding = 0, 0, 0, 0, 0
+    while ended < ends.size:
+        now = ends[ended]
+        if started < starts.size and starts[started] <= now:
+            now = starts[started]
+        while started < starts.size and starts[started] == now:
+            flying, holding = flying + 1, holding + held[started]
+            started += 1
+        while ended < ends.size and ends[ended] == now:
+            flying, holding = flying - 1, holding - held[order[ended]]
+            ended += 1
+        time_s[steps], count[steps], tokens[steps] = now, flying, holding
+        steps += 1
+    return time_s[:steps], count[:steps], tokens[:steps]
 
 
 def in_flight(steps: Flight, until_s: float) -> tuple[Percentiles, Percentiles]:
@@ -101,27 +124,41 @@ def intervals(gap_s: Floats, tokens: Ints, extra_s: float | None) -> tuple[Inter
     if not gap_s.size:
         return ()
     order = np.argsort(gap_s, kind="stable")
-    total = np.concatenate((np.zeros(1, np.int64), np.cumsum(tokens[order])))
     longest = float(gap_s[order[-1]])
     ladder = [float(bound) for bound in _INTERVALS_S]
     end = next((i for i, bound in enumerate(ladder) if bound >= longest), len(ladder) - 1)
     bounds = sorted({*ladder[: end + 1], *({longest} if longest > ladder[-1] else ()), *({extra_s} if extra_s else ())})
-    counts = total[np.searchsorted(gap_s[order], bounds, side="right")]
-    return tuple(Interval(at_most_s=bound, tokens=int(count)) for bound, count in zip(bounds, counts, strict=True))
+    at = np.searchsorted(gap_s, bounds, side="right", sorter=order)
+    total = tokens[order]
+    np.cumsum(total, out=total)
+    counts = [int(total[i - 1]) if i else 0 for i in at.tolist()]
+    return tuple(Interval(at_most_s=bound, tokens=count) for bound, count in zip(bounds, counts, strict=True))
 
 
 def mean_resident(hold_s: Floats, weight: Ints, windows_s: Floats, span_s: float) -> Floats:
     """Mean of what is resident if all stays for a window after its last use: Σ weight · min(hold, window) / span.
 
-    `hold_s` is the time from a use to the next of the same block, or to the end of the log.
+    `hold_s` is the time from a use to the next of the same block, or to the end of the log; windows ascend.
     """
     order = np.argsort(hold_s, kind="stable")
-    hold, weight = hold_s[order], weight[order]
-    within = np.concatenate((np.zeros(1), np.cumsum(weight * hold)))
-    counted = np.concatenate((np.zeros(1), np.cumsum(weight, dtype=np.float64)))
-    at = np.searchsorted(hold, windows_s, side="right")
-    mean: Floats = (within[at] + windows_s * (counted[-1] - counted[at])) / span_s
+    mean: Floats = _held(hold_s, weight, order, np.ascontiguousarray(windows_s, np.float64)) / span_s
     return mean
+
+
+@compiled
+def _held(hold_s: Floats, weight: Ints, order: Ints, windows_s: Floats) -> Floats:
+    within, counted, i = 0.0, 0.0, 0
+    found, before = np.empty(windows_s.size, np.float64), np.empty(windows_s.size, np.float64)
+    for w in range(windows_s.size):
+        while i < order.size and hold_s[order[i]] <= windows_s[w]:
+            within += weight[order[i]] * hold_s[order[i]]
+            counted += weight[order[i]]
+            i += 1
+        found[w], before[w] = within, counted
+    while i < order.size:
+        counted += weight[order[i]]
+        i += 1
+    return found + windows_s * (counted - before)
 
 
 def working_sets(runs: reuse.Runs, requests: Requests, extra_s: float | None) -> tuple[WorkingSet, ...]:
@@ -131,40 +168,40 @@ def working_sets(runs: reuse.Runs, requests: Requests, extra_s: float | None) ->
     windows = sorted({*(float(window) for window in _WINDOWS_S if window <= span), *({extra_s} if extra_s else ())})
     if span == 0 or not windows:
         return ()
-    tokens = reuse.run_tokens(runs, requests)
-    left = reuse.covered_tokens(requests)
-    np.subtract.at(left, runs.toucher, tokens)
-    hold = np.concatenate((time_s[runs.request] - time_s[runs.toucher], time_s[-1] - time_s))
-    means = mean_resident(hold, np.concatenate((tokens, left)), np.array(windows), span)
+    means = mean_resident(*_holds(runs, requests), np.array(windows), span)
+    peaks, _ = reuse.working_set(runs, requests, windows, np.zeros(0))
     return tuple(
-        WorkingSet(
-            window_s=window,
-            mean_tokens=round(mean),
-            max_tokens=reuse.working_set(runs, requests, window, np.zeros(0))[0],
-        )
-        for window, mean in zip(windows, means.tolist(), strict=True)
+        WorkingSet(window_s=window, mean_tokens=round(mean), max_tokens=peak)
+        for window, mean, peak in zip(windows, means.tolist(), peaks, strict=True)
     )
+
+
+def _holds(runs: reuse.Runs, requests: Requests) -> tuple[Floats, Ints]:
+    """Of all tokens used: how long until the same ones are used again, or until the log ends; and how many they are."""
+    time_s = requests.time_s
+    tokens, left = reuse.run_tokens(runs, requests), reuse.covered_tokens(requests)
+    np.subtract.at(left, runs.toucher, tokens)
+    hold = np.empty(tokens.size + left.size, np.float64)
+    np.subtract(time_s[runs.request], time_s[runs.toucher], out=hold[: tokens.size])
+    np.subtract(time_s[-1], time_s, out=hold[tokens.size :])
+    return hold, np.concatenate((tokens, left))
 
 
 def load(runs: reuse.Runs, requests: Requests, steps: Flight, window_s: float) -> tuple[Load, ...]:
     """The log in at most 200 stretches of equal, round width, with the working set of `window_s` at each one's end."""
-    time_s = requests.time_s - requests.time_s[0]
-    span = float(time_s[-1])
+    span = float(requests.time_s[-1] - requests.time_s[0])
     days = float(np.ceil((span + 1) / (_MOST_STRETCHES - 1) / 86400)) * 86400
     width = next((float(width) for width in _WIDTHS_S if span / width < _MOST_STRETCHES), days)
     count = int(span // width) + 1
-    at = (time_s // width).astype(np.int64)
     ends = requests.time_s[0] + width * np.arange(1, count + 1)
     before_end = np.minimum(np.nextafter(ends, -np.inf), float(requests.time_s[-1])).astype(np.float64)
-    _, resident = reuse.working_set(runs, requests, window_s, before_end)
+    _, (resident,) = reuse.working_set(runs, requests, [window_s], before_end)
     starts = width * np.arange(count)
-    step_s = steps.time_s - requests.time_s[0]
-    active = steps.tokens[np.searchsorted(step_s, starts, side="right") - 1]
-    inside = step_s < width * count
-    np.maximum.at(active, (step_s[inside] // width).astype(np.int64), steps.tokens[inside])
+    active = _most_active(steps, float(requests.time_s[0]), width, count)
+    at = ((requests.time_s - requests.time_s[0]) // width).astype(np.int64)
     arrived = [
         np.bincount(at, weights=weight, minlength=count).astype(np.int64)
-        for weight in (np.ones(at.size), requests.input_tokens, requests.output_tokens)
+        for weight in (None, requests.input_tokens, requests.output_tokens)
     ]
     return tuple(
         Load(
@@ -178,6 +215,17 @@ def load(runs: reuse.Runs, requests: Requests, steps: Flight, window_s: float) -
         )
         for i in range(count)
     )
+
+
+def _most_active(steps: Flight, start_s: float, width: float, count: int) -> Ints:
+    """The most tokens in flight in each of `count` stretches of `width` seconds."""
+    moved = steps.time_s - start_s
+    active = steps.tokens[np.searchsorted(moved, width * np.arange(count), side="right") - 1]
+    for first in range(0, int(np.searchsorted(moved, width * count)), _SOME):
+        some = slice(first, first + _SOME)
+        inside = moved[some] < width * count
+        np.maximum.at(active, (moved[some][inside] // width).astype(np.int64), steps.tokens[some][inside])
+    return active
 
 
 def by_hour(requests: Requests) -> tuple[Arrivals, ...]:

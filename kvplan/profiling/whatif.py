@@ -21,6 +21,7 @@ from kvplan.kernels import compiled
 Ints: TypeAlias = NDArray[np.int64]
 
 _MOST_REPLICAS = 64  # a bit each in a word
+_FARTHEST = 2**31 - 1
 _AFFINE = 0.5  # a router follows a cached prefix that is more than this share of the prompt
 
 
@@ -198,27 +199,50 @@ def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
     as both go. Two prompts that continue the same output share its blocks, so that each output serves one; which serves
     which is not known: the longest are paired with the longest, whatever their order in time.
     """
-    count = np.diff(reuse.as_ints(requests.offsets))
-    full = np.minimum(requests.input_tokens // requests.block_tokens, count)
+    tree = paths.tree(requests)
+    full = np.minimum(requests.input_tokens // requests.block_tokens, paths.counts(tree))
     after = (requests.input_tokens + requests.output_tokens) // requests.block_tokens
     depths = reuse.hit_depths(runs, requests)
     ends, leaves = np.flatnonzero((full > 0) & (after > full)), np.flatnonzero((depths > 0) & (depths < full))
-    tree = paths.tree(requests)
-    node = [paths.blocks_at(tree, ends, full[ends] - 1), paths.blocks_at(tree, leaves, depths[leaves] - 1)]
-    reach = [after[ends], full[leaves]]
-    order = [np.lexsort((-reach[side], node[side])) for side in (0, 1)]
-    ranked = [_numbered_within(node[side][order[side]]) for side in (0, 1)]
-    _, output, prompt = np.intersect1d(ranked[0], ranked[1], assume_unique=True, return_indices=True)
-    longest = np.minimum(reach[0][order[0]][output], reach[1][order[1]][prompt])
-    return int(np.maximum(longest - depths[leaves][order[1]][prompt], 0).sum())
+    outputs = _longest_first(paths.blocks_at(tree, ends, full[ends] - 1), after[ends])
+    prompts = _longest_first(paths.blocks_at(tree, leaves, depths[leaves] - 1), full[leaves])
+    return int(_continued(tree.shared, tree.first, outputs, prompts))
 
 
-def _numbered_within(groups: NDArray[Any]) -> Ints:
-    """For groups in order: a number of each element that is equal in two lists where group and place in it are."""
-    first = np.concatenate((np.ones(min(groups.size, 1), np.bool_), groups[1:] != groups[:-1]))
-    place = np.arange(groups.size) - np.flatnonzero(first)[np.cumsum(first) - 1] if groups.size else groups
-    number: Ints = groups.astype(np.int64) << 31 | place
-    return number
+def _longest_first(block: NDArray[np.int32], reach: Ints) -> Ints:
+    """Pairs of a block and how far it reaches, as one number each, ordered by block, then from the longest.
+
+    A prompt has fewer than 2^31 blocks; how much further an output reaches does not matter.
+    """
+    pairs = block.astype(np.int64) << 31
+    pairs |= _FARTHEST - np.minimum(reach, _FARTHEST)
+    pairs.sort()
+    return pairs
+
+
+@compiled
+def _continued(shared: NDArray[np.int32], first: NDArray[np.int32], outputs: Ints, prompts: Ints) -> int:
+    """Blocks that prompts hit beyond the block they leave at if each continues one output that starts there."""
+    total, i, j = 0, 0, 0
+    while i < outputs.size and j < prompts.size:
+        block = prompts[j] >> 31
+        if outputs[i] >> 31 != block:
+            if outputs[i] >> 31 < block:
+                i += 1
+            else:
+                j += 1
+            continue
+        stretch = np.searchsorted(first, block, "right") - 1
+        depth = shared[stretch] + block - first[stretch] + 1
+        while i < outputs.size and j < prompts.size and outputs[i] >> 31 == block and prompts[j] >> 31 == block:
+            reach = _FARTHEST - max(outputs[i] & _FARTHEST, prompts[j] & _FARTHEST)
+            total += max(reach - depth, 0)
+            i, j = i + 1, j + 1
+        while i < outputs.size and outputs[i] >> 31 == block:
+            i += 1
+        while j < prompts.size and prompts[j] >> 31 == block:
+            j += 1
+    return total
 
 
 # --------------------------------------------------------------------------------------------- replicas
