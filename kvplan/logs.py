@@ -22,6 +22,7 @@ from kvplan.documents import Finding, LogSource, PathTree, Requests, Texts
 from kvplan.errors import KvplanError, UsageError
 from kvplan.formats import FAMILIES, Family, anonymous, checks, delimited, parquet
 from kvplan.formats.ids import Ids, chain, dense, first_unchained
+from kvplan.formats.keyed import Keyed
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import numbered
 from kvplan.formats.rows import Options, Rows, Sink, joined, malformed
@@ -90,6 +91,7 @@ def read(
         image_tokens=image_tokens,
         processes=processes,
         sink=sink,
+        keyed=Keyed(len(paths)),
         progress=progress,
     )
     files = _files(paths, format, options, skip_bad)

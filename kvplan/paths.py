@@ -204,17 +204,9 @@ def last(tree: PathTree) -> Narrow:
 
 
 @compiled
-def _at(parent: Narrow, shared: Narrow, first: Narrow, rows: Ints, depths: Ints) -> Narrow:
-    found = np.empty(rows.size, np.int32)
-    for i in range(rows.size):
-        s = rows[i]
-        while shared[s] > depths[i]:
-            s = parent[s]
-        found[i] = first[s] + depths[i] - shared[s]
-    return found
-
-
-def blocks_at(tree: PathTree, rows: Ints, depths: Ints) -> Narrow:
-    """The blocks that lie in the paths `rows` at `depths` (from 0, below the path's length): int32 (rows,)."""
-    found: Narrow = _at(tree.parent, tree.shared, tree.first, rows, depths)
-    return found
+def block_at(parent: Narrow, shared: Narrow, first: Narrow, r: int, depth: int) -> Any:
+    """The block that lies at `depth`, from 0, in r's path."""
+    s = r
+    while shared[s] > depth:
+        s = parent[s]
+    return first[s] + depth - shared[s]

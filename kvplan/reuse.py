@@ -151,6 +151,14 @@ def _run_tokens(request: Whole, depth: Whole, length: Whole, covered: Ints, bloc
 
 
 @compiled
+def _hit_depths(request: Whole, depth: Whole, length: Whole, requests: int) -> Ints:
+    depths = np.zeros(requests, np.int64)
+    for i in range(request.size):
+        depths[request[i]] = max(depths[request[i]], depth[i] + length[i])
+    return depths
+
+
+@compiled
 def _sweep(
     request: Whole,
     depth: Whole,
@@ -328,8 +336,7 @@ def run_tokens(runs: Runs, requests: Requests) -> Ints:
 
 def hit_depths(runs: Runs, requests: Requests) -> Ints:
     """By request: leading blocks that an infinite cache holds, int64 (requests,)."""
-    depths = np.zeros(len(requests.input_tokens), np.int64)
-    np.maximum.at(depths, runs.request, runs.depth + runs.length)
+    depths: Ints = _hit_depths(runs.request, runs.depth, runs.length, len(requests.input_tokens))
     return depths
 
 

@@ -246,7 +246,8 @@ def test_one_off_blocks_that_are_not_stored_leave_their_room(requests: Requests,
     shared = make(
         [[block for block in path if times[block] > 1] for path in paths_of(requests)], requests.input_tokens.tolist()
     )
-    point = whatif.without_one_off(requests, reuse.references(requests), [capacity])[0]
+    keep = whatif.shared_blocks(requests, reuse.references(requests))
+    point = whatif.curve(reuse.find_runs(requests, keep=keep), requests, [capacity])[0]
     assert point.hit_blocks == sum(lru(shared, capacity))
     found = reuse.references(requests)
     each = np.repeat(found.references, found.end - found.first)

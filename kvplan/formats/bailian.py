@@ -39,7 +39,7 @@ def read(lines: Lines, options: Options) -> Rows:
         count=scanned.count,
         keys=None,
         start=scanned.start,
-        sizes=np.full(scanned.line.size, size),
+        sizes=np.broadcast_to(size, scanned.line.shape),
         tenant=scanned.tenant,
         session=_conversations(chats.tolist(), parents.tolist()),
     )

@@ -86,14 +86,15 @@ class Numbers:
 
 
 class Keyed:
-    """The paths of all files of a log, in the order in which they are read.
+    """The paths of all files of a log, `files` in number, in the order in which they are read.
 
     While the keys name whole prefixes that is a tree, in memory that does not grow with the length of paths. From the
     first request on that shows that they do not, the numbers of all keys are kept, 4 bytes each.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, files: int = 1) -> None:
         self.rows = 0
+        self._files = files
         self._numbers = Numbers()
         self._tree: paths.Growing | None = paths.Growing()
         self._flat = bytearray()
@@ -115,12 +116,17 @@ class Keyed:
         self._flat += ids.data
         self._counts.append(np.asarray(counts, np.int64))
 
+    def file_ends(self) -> None:
+        """Say that all paths of a file are here: after the last file's, what each key's number is can be forgotten."""
+        self._files -= 1
+        if not self._files:
+            self._numbers = Numbers()
+
     def paths(self, rows: Ints | None) -> PathTree | Ids:
         """The paths of all requests taken, or of `rows` in that order: a tree, or ids one after another.
 
         Nothing can be added afterwards.
         """
-        self._numbers = Numbers()
         if self._tree is not None:
             tree, self._tree = self._tree.tree(), None
             return tree if rows is None else paths.rearranged(tree, rows)

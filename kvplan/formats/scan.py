@@ -296,6 +296,7 @@ class Scanner:
         for block in self._lines.blocks():
             number = self._block(block if block.endswith(b"\n") else block + b"\n", number)
         self._ids = np.empty(0, np.uint64)
+        self._options.keyed.file_ends()
         line, time, count = (np.concatenate(self._parts.pop(0)) for _ in range(3))
         columns = {field.name: _whole_column(self._parts.pop(0)) for field in self._fields}
         return Scanned(line=line, time=time, numbers=columns, count=count, start=self._start, tenant=self._tenants)
@@ -375,7 +376,9 @@ def _constant(numbers: NDArray[Any]) -> bool:
 
 def known(numbers: Ints) -> Ints:
     """Numbers as scanned, 0 in lines that have none."""
-    return numbers if numbers.min(initial=0) > _NEVER else np.where(numbers == _NEVER, 0, numbers)
+    if _constant(numbers):
+        return np.broadcast_to(np.int64(0), numbers.shape)
+    return numbers if numbers.min() > _NEVER else np.where(numbers == _NEVER, 0, numbers)
 
 
 def durations(numbers: Ints) -> NDArray[np.float64]:

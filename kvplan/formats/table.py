@@ -160,6 +160,7 @@ class Table:
             np.concatenate([part[i] for part in self._parts]) for i in range(6)
         )
         hashed = "hash_ids" in self.found
+        self._options.keyed.file_ends()
         time_s, said = _seconds(time, self.found, hashed)
         findings = [Finding(severity="info", code="times", text=said)] if said else []
         keep, size = np.ones(line.size, np.bool_), 1

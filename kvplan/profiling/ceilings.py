@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvplan import reuse
 from kvplan.documents import HitRates, Requests, Tenant
+from kvplan.kernels import compiled
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -52,12 +53,28 @@ def reused_novel_tokens(runs: reuse.Runs, requests: Requests) -> int:
 
     Where one id names blocks of two sizes, at most what the toucher brought in: more of it nobody stored.
     """
-    created_from = reuse.hit_depths(runs, requests)[runs.toucher]
-    whole = reuse.covered_tokens(requests)
-    covered = np.minimum(whole[runs.request], whole[runs.toucher])
-    first = np.maximum(runs.depth, created_from) * requests.block_tokens
-    end = np.minimum((runs.depth + runs.length) * np.int64(requests.block_tokens), covered)
-    return int(np.maximum(end - first, 0).sum())
+    depths, covered = reuse.hit_depths(runs, requests), reuse.covered_tokens(requests)
+    return int(
+        _reused_novel(runs.request, runs.toucher, runs.depth, runs.length, depths, covered, requests.block_tokens)
+    )
+
+
+@compiled
+def _reused_novel(
+    request: reuse.Whole,
+    toucher: reuse.Whole,
+    depth: reuse.Whole,
+    length: reuse.Whole,
+    created_from: Ints,
+    covered: Ints,
+    block_tokens: int,
+) -> int:
+    total = 0
+    for i in range(request.size):
+        whole = min(covered[request[i]], covered[toucher[i]])
+        end = min((depth[i] + length[i]) * block_tokens, whole)
+        total += max(end - max(depth[i], created_from[toucher[i]]) * block_tokens, 0)
+    return total
 
 
 def tenants(runs: reuse.Runs, requests: Requests, tokens: Ints) -> tuple[Tenant, ...]:

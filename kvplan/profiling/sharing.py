@@ -12,6 +12,7 @@ from kvplan.documents import HotSet, Requests, ReuseSource, SharedPrefix
 from kvplan.kernels import compiled
 
 Ints: TypeAlias = NDArray[np.int64]
+Narrow: TypeAlias = NDArray[np.int32]
 
 _TOP = 10
 _SHARES = (0.25, 0.5, 0.75, 0.9, 0.99)
@@ -19,36 +20,37 @@ _SOURCES = ("same session", "same tenant", "another tenant", "unknown")
 
 
 @compiled
-def _most_saving(tokens: Ints, references: NDArray[np.int32], most: int) -> tuple[Ints, Ints]:
-    """Which of the stretches of so many tokens save most, at most `most` of them, unordered, and what they save."""
-    most = min(most, tokens.size)
-    best, saves = np.zeros(most, np.int64), np.zeros(most, np.int64)
-    for i in range(tokens.size):
-        saved = (references[i] - 1) * tokens[i]
-        least = np.argmin(saves)
-        if saved > saves[least]:
-            best[least], saves[least] = i, saved
-    return best, saves
+def _most_saving(
+    request: Narrow, first: Narrow, end: Narrow, references: Narrow, covered: Ints, block_tokens: int, most: int
+) -> Ints:
+    """The `most` stretches that save most, unordered: which, up to which token, and saved tokens of each."""
+    best = np.zeros((most, 3), np.int64)
+    for i in range(request.size):
+        to = min(end[i] * block_tokens, covered[request[i]])
+        saved = (references[i] - 1) * (to - first[i] * block_tokens)
+        least = np.argmin(best[:, 2])
+        if saved > best[least, 2]:
+            best[least, 0], best[least, 1], best[least, 2] = i, to, saved
+    return best
 
 
 def top_prefixes(requests: Requests, references: reuse.Stretches) -> tuple[SharedPrefix, ...]:
     """The ten stretches of prompt, each shared by the same requests, that an infinite cache saves most with."""
-    size = np.int64(requests.block_tokens)
-    covered = reuse.covered_tokens(requests)[references.request]
-    ends = np.minimum(references.end * size, covered)
-    best, saves = _most_saving(ends - references.first * size, references.references, _TOP)
-    order = np.lexsort((references.first[best], references.request[best], -saves))
-    return tuple(
+    found = references
+    columns = (found.request, found.first, found.end, found.references)
+    best = _most_saving(*columns, reuse.covered_tokens(requests), requests.block_tokens, _TOP)
+    rows = [
         SharedPrefix(
-            from_tokens=int(references.first[at] * size),
-            to_tokens=int(ends[at]),
-            requests=int(references.references[at]),
+            from_tokens=int(found.first[at]) * requests.block_tokens,
+            to_tokens=to,
+            requests=int(found.references[at]),
             saved_tokens=saved,
-            first_request=int(references.request[at]),
+            first_request=int(found.request[at]),
         )
-        for at, saved in zip(best[order].tolist(), saves[order].tolist(), strict=True)
+        for at, to, saved in best.tolist()
         if saved
-    )
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.saved_tokens, row.first_request, row.from_tokens)))
 
 
 def hot_set(references: reuse.Stretches) -> tuple[HotSet, ...]:

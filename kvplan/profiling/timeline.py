@@ -52,11 +52,25 @@ def percentiles(values: NDArray[Any], weights: NDArray[Any] | None = None) -> Pe
     total = (values * weights).sum()
     most = values.max(where=weights > 0, initial=values.min())
     order = np.argsort(values, kind="stable")
-    reached = weights[order]
-    np.cumsum(reached, out=reached)
-    at = np.searchsorted(reached, np.array((0.5, 0.95, 0.99)) * reached[-1] * (1 - 1e-12))
+    at, reached = _reached(weights, order, np.array((0.5, 0.95, 0.99)), 1 - 1e-12)
     p50, p95, p99 = (float(values[order[index]]) for index in at)
-    return Percentiles(p50=p50, p95=p95, p99=p99, max=float(most), mean=float(total / reached[-1]))
+    return Percentiles(p50=p50, p95=p95, p99=p99, max=float(most), mean=float(total / reached))
+
+
+@compiled
+def _reached(weights: Floats, order: Ints, shares: Floats, slack: float) -> tuple[Ints, float]:
+    """Where, in that order, the sum of weights reaches each share of the whole, or just before; and the whole."""
+    whole = 0.0
+    for i in order:
+        whole += weights[i]
+    at = np.zeros(shares.size, np.int64)
+    so_far, place = weights[order[0]], 0
+    for share in range(shares.size):
+        while place < order.size - 1 and so_far < shares[share] * whole * slack:
+            place += 1
+            so_far += weights[order[place]]
+        at[share] = place
+    return at, whole
 
 
 def durations(requests: Requests, service: ServiceModel | None) -> tuple[Floats, ServiceModel]:
@@ -80,27 +94,29 @@ def flight(requests: Requests, duration_s: Floats) -> Flight:
     """
     starts, ends = np.ascontiguousarray(requests.time_s, np.float64), requests.time_s + duration_s
     order = np.argsort(ends).astype(np.int32)
-    ends = ends[order]
-    held = reuse.as_ints(requests.input_tokens + requests.output_tokens)
-    time_s, count, tokens = _stepped(starts, held, ends, order)
+    lengths = (reuse.as_ints(requests.input_tokens), reuse.as_ints(requests.output_tokens))
+    time_s, count, tokens = _stepped(starts, ends, order, *lengths)
     return Flight(time_s=time_s, requests=count, tokens=tokens)
 
 
 @compiled
-def _stepped(starts: Floats, held: Ints, ends: Floats, order: NDArray[np.int32]) -> tuple[Floats, Any, Ints]:
-    """The step function of what starts and ends at ascending times; of events at one moment only the sum is a state."""
+def _stepped(
+    starts: Floats, ends: Floats, order: NDArray[np.int32], input_tokens: Ints, output_tokens: Ints
+) -> tuple[Floats, NDArray[np.int32], Ints]:
+    """The steps of what starts at ascending times and ends in that order, one for all events of a moment."""
     time_s = np.empty(2 * starts.size, np.float64)
     count, tokens = np.empty(time_s.size, np.int32), np.empty(time_s.size, np.int64)
     steps, started, ended, flying, holding = 0, 0, 0, 0, 0
     while ended < ends.size:
-        now = ends[ended]
+        now = ends[order[ended]]
         if started < starts.size and starts[started] <= now:
             now = starts[started]
         while started < starts.size and starts[started] == now:
-            flying, holding = flying + 1, holding + held[started]
+            flying, holding = flying + 1, holding + input_tokens[started] + output_tokens[started]
             started += 1
-        while ended < ends.size and ends[ended] == now:
-            flying, holding = flying - 1, holding - held[order[ended]]
+        while ended < ends.size and ends[order[ended]] == now:
+            over = order[ended]
+            flying, holding = flying - 1, holding - input_tokens[over] - output_tokens[over]
             ended += 1
         time_s[steps], count[steps], tokens[steps] = now, flying, holding
         steps += 1
@@ -112,79 +128,109 @@ def in_flight(steps: Flight, until_s: float) -> tuple[Percentiles, Percentiles]:
 
     Where everything arrives at one moment, to the end of the last request.
     """
-    spent = np.diff(np.minimum(steps.time_s, until_s), append=until_s)
-    if not spent.clip(min=0).sum():
-        spent = np.diff(steps.time_s, append=steps.time_s[-1])
-    spent = spent.clip(min=0)
+    spent = _spent(steps.time_s, until_s)
+    if not spent.any():
+        spent = _spent(steps.time_s, float(steps.time_s[-1]))
     return percentiles(steps.tokens, spent), percentiles(steps.requests, spent)
 
 
-def intervals(gap_s: Floats, tokens: Ints, extra_s: float | None) -> tuple[Interval, ...]:
+@compiled
+def _spent(time_s: Floats, until_s: float) -> Floats:
+    """How long each step lasts before `until_s`."""
+    spent = np.zeros(time_s.size, np.float64)
+    for i in range(time_s.size):
+        after = time_s[i + 1] if i + 1 < time_s.size else until_s
+        spent[i] = max(min(after, until_s) - min(time_s[i], until_s), 0.0)
+    return spent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Gaps:
+    """How long after its last use each run was used again, how many tokens that are, and the runs by gap."""
+
+    gap_s: Floats
+    tokens: Ints
+    order: Ints
+
+
+def gaps(runs: reuse.Runs, requests: Requests, tokens: Ints) -> Gaps:
+    """The gaps of a log's runs, which have so many `tokens`."""
+    gap_s = np.asarray(requests.time_s[runs.request], np.float64)
+    gap_s -= requests.time_s[runs.toucher]
+    return Gaps(gap_s=gap_s, tokens=tokens, order=np.argsort(gap_s, kind="stable"))
+
+
+def intervals(between: Gaps, extra_s: float | None) -> tuple[Interval, ...]:
     """Tokens reused within each of a ladder of times since their last use: also the hits under that TTL, cold start."""
-    if not gap_s.size:
+    if not between.gap_s.size:
         return ()
-    order = np.argsort(gap_s, kind="stable")
-    longest = float(gap_s[order[-1]])
+    longest = float(between.gap_s[between.order[-1]])
     ladder = [float(bound) for bound in _INTERVALS_S]
     end = next((i for i, bound in enumerate(ladder) if bound >= longest), len(ladder) - 1)
     bounds = sorted({*ladder[: end + 1], *({longest} if longest > ladder[-1] else ()), *({extra_s} if extra_s else ())})
-    at = np.searchsorted(gap_s, bounds, side="right", sorter=order)
-    total = tokens[order]
+    at = np.searchsorted(between.gap_s, bounds, side="right", sorter=between.order)
+    total = between.tokens[between.order]
     np.cumsum(total, out=total)
     counts = [int(total[i - 1]) if i else 0 for i in at.tolist()]
     return tuple(Interval(at_most_s=bound, tokens=count) for bound, count in zip(bounds, counts, strict=True))
 
 
-def mean_resident(hold_s: Floats, weight: Ints, windows_s: Floats, span_s: float) -> Floats:
+def mean_resident(between: Gaps, time_s: NDArray[Any], left: Ints, windows_s: Floats) -> Floats:
     """Mean of what is resident if all stays for a window after its last use: Σ weight · min(hold, window) / span.
 
-    `hold_s` is the time from a use to the next of the same block, or to the end of the log; windows ascend.
+    `hold` is the time from a use to the next of the same block, or to the end of the log; `left` of each request, by
+    `time_s`, is not used again. Windows ascend.
     """
-    order = np.argsort(hold_s, kind="stable")
-    mean: Floats = _held(hold_s, weight, order, np.ascontiguousarray(windows_s, np.float64)) / span_s
+    sums = _held(
+        between.gap_s, between.tokens, between.order, np.ascontiguousarray(time_s, np.float64), left, windows_s
+    )
+    mean: Floats = sums / float(time_s[-1] - time_s[0])
     return mean
 
 
 @compiled
-def _held(hold_s: Floats, weight: Ints, order: Ints, windows_s: Floats) -> Floats:
-    within, counted, i = 0.0, 0.0, 0
-    found, before = np.empty(windows_s.size, np.float64), np.empty(windows_s.size, np.float64)
+def _held(gap_s: Floats, tokens: Ints, order: Ints, time_s: Floats, left: Ints, windows_s: Floats) -> Floats:
+    end = time_s[-1]
+    within, counted, i, j = 0.0, 0, 0, time_s.size - 1
+    sums = np.empty(windows_s.size, np.float64)
+    whole = tokens.sum() + left.sum()
     for w in range(windows_s.size):
-        while i < order.size and hold_s[order[i]] <= windows_s[w]:
-            within += weight[order[i]] * hold_s[order[i]]
-            counted += weight[order[i]]
-            i += 1
-        found[w], before[w] = within, counted
-    while i < order.size:
-        counted += weight[order[i]]
-        i += 1
-    return found + windows_s * (counted - before)
+        while True:  # the shortest hold: of runs, then of what is left of the requests from the last on
+            hold = np.inf if j < 0 else end - time_s[j]
+            if i < order.size:
+                hold = min(hold, gap_s[order[i]])
+            if hold > windows_s[w]:
+                break
+            while i < order.size and gap_s[order[i]] == hold:
+                within += tokens[order[i]] * hold
+                counted += tokens[order[i]]
+                i += 1
+            first = j
+            while first >= 0 and end - time_s[first] == hold:
+                first -= 1
+            for r in range(first + 1, j + 1):
+                within += left[r] * hold
+                counted += left[r]
+            j = first
+        sums[w] = within + windows_s[w] * (whole - counted)
+    return sums
 
 
-def working_sets(runs: reuse.Runs, requests: Requests, extra_s: float | None) -> tuple[WorkingSet, ...]:
+def working_sets(runs: reuse.Runs, requests: Requests, between: Gaps, extra_s: float | None) -> tuple[WorkingSet, ...]:
     """Mean and maximum of the Denning working set for a ladder of windows up to the log's span."""
     time_s = requests.time_s
     span = float(time_s[-1] - time_s[0])
     windows = sorted({*(float(window) for window in _WINDOWS_S if window <= span), *({extra_s} if extra_s else ())})
     if span == 0 or not windows:
         return ()
-    means = mean_resident(*_holds(runs, requests), np.array(windows), span)
+    left = reuse.covered_tokens(requests)
+    np.subtract.at(left, runs.toucher, between.tokens)
+    means = mean_resident(between, time_s, left, np.array(windows))
     peaks, _ = reuse.working_set(runs, requests, windows, np.zeros(0))
     return tuple(
         WorkingSet(window_s=window, mean_tokens=round(mean), max_tokens=peak)
         for window, mean, peak in zip(windows, means.tolist(), peaks, strict=True)
     )
-
-
-def _holds(runs: reuse.Runs, requests: Requests) -> tuple[Floats, Ints]:
-    """Of all tokens used: how long until the same ones are used again, or until the log ends; and how many they are."""
-    time_s = requests.time_s
-    tokens, left = reuse.run_tokens(runs, requests), reuse.covered_tokens(requests)
-    np.subtract.at(left, runs.toucher, tokens)
-    hold = np.empty(tokens.size + left.size, np.float64)
-    np.subtract(time_s[runs.request], time_s[runs.toucher], out=hold[: tokens.size])
-    np.subtract(time_s[-1], time_s, out=hold[tokens.size :])
-    return hold, np.concatenate((tokens, left))
 
 
 def load(runs: reuse.Runs, requests: Requests, steps: Flight, window_s: float) -> tuple[Load, ...]:

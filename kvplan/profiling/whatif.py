@@ -17,8 +17,10 @@ from kvplan import paths, reuse
 from kvplan.documents import Finding, Granularity, Hits, Isolation, Replicas, Requests, Tier
 from kvplan.errors import KvplanError, UsageError
 from kvplan.kernels import compiled
+from kvplan.paths import block_at
 
 Ints: TypeAlias = NDArray[np.int64]
+Narrow: TypeAlias = NDArray[np.int32]
 
 _MOST_REPLICAS = 64  # a bit each in a word
 _FARTHEST = 2**31 - 1
@@ -48,12 +50,15 @@ def curve(runs: reuse.Runs, requests: Requests, capacities: Sequence[int], first
     )
 
 
-def without_one_off(requests: Requests, references: reuse.Stretches, capacities: Sequence[int]) -> tuple[Hits, ...]:
-    """LRU that does not store the blocks with one reference, which the log never uses again: what they cost."""
+def shared_blocks(requests: Requests, references: reuse.Stretches) -> Ints:
+    """By request: its leading blocks that other requests have too, int64 (requests,).
+
+    LRU that stores these alone does without the blocks with one reference, which the log never uses again.
+    """
     shared = paths.tree(requests).shared.astype(np.int64)  # what a request has from another has two at least
     again = references.references > 1
     np.maximum.at(shared, references.request[again], references.end[again])
-    return curve(reuse.find_runs(requests, keep=shared), requests, capacities)
+    return shared
 
 
 # ---------------------------------------------------------------------------------------------- tenants
@@ -143,7 +148,7 @@ def prompt_end_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
 
 
 @compiled
-def _to_prompt_end(parent: NDArray[np.int32], shared: NDArray[np.int32], depths: Ints, full: Ints) -> Ints:
+def _to_prompt_end(parent: Narrow, shared: Narrow, depths: Ints, full: Ints) -> Ints:
     # By stretch, the depths at which prompts have ended in it: a list, ascending.
     head, after = np.full(depths.size, -1, np.int32), np.full(depths.size, -1, np.int32)  # by the request that ended
     taken = np.zeros(depths.size, np.int64)
@@ -200,28 +205,54 @@ def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
     which is not known: the longest are paired with the longest, whatever their order in time.
     """
     tree = paths.tree(requests)
-    full = np.minimum(requests.input_tokens // requests.block_tokens, paths.counts(tree))
-    after = (requests.input_tokens + requests.output_tokens) // requests.block_tokens
-    depths = reuse.hit_depths(runs, requests)
-    ends, leaves = np.flatnonzero((full > 0) & (after > full)), np.flatnonzero((depths > 0) & (depths < full))
-    outputs = _longest_first(paths.blocks_at(tree, ends, full[ends] - 1), after[ends])
-    prompts = _longest_first(paths.blocks_at(tree, leaves, depths[leaves] - 1), full[leaves])
+    columns = (tree.parent, tree.shared, tree.first, reuse.as_ints(requests.input_tokens))
+    outputs = _outputs(*columns, reuse.as_ints(requests.output_tokens), requests.block_tokens)
+    outputs.sort()
+    prompts = _prompts(*columns, reuse.hit_depths(runs, requests), requests.block_tokens)
+    prompts.sort()
     return int(_continued(tree.shared, tree.first, outputs, prompts))
 
 
-def _longest_first(block: NDArray[np.int32], reach: Ints) -> Ints:
-    """Pairs of a block and how far it reaches, as one number each, ordered by block, then from the longest.
+@compiled
+def _pair(block: int, reach: int) -> int:
+    """A block and up to which depth something goes on after it, in one number; of one block the farthest has the least.
 
     A prompt has fewer than 2^31 blocks; how much further an output reaches does not matter.
     """
-    pairs = block.astype(np.int64) << 31
-    pairs |= _FARTHEST - np.minimum(reach, _FARTHEST)
-    pairs.sort()
-    return pairs
+    return (block << 31) + _FARTHEST - min(reach, _FARTHEST)
 
 
 @compiled
-def _continued(shared: NDArray[np.int32], first: NDArray[np.int32], outputs: Ints, prompts: Ints) -> int:
+def _outputs(
+    parent: Narrow, shared: Narrow, first: Narrow, input_tokens: Ints, output_tokens: Ints, block_tokens: int
+) -> Ints:
+    """Outputs that fill blocks: the last full block of their prompt, and how many blocks there are with them."""
+    pairs, found = np.empty(shared.size, np.int64), 0
+    for r in range(shared.size):
+        full = min(input_tokens[r] // block_tokens, shared[r] + first[r + 1] - first[r])
+        reach = (input_tokens[r] + output_tokens[r]) // block_tokens
+        if 0 < full < reach:
+            pairs[found] = _pair(block_at(parent, shared, first, r, full - 1), reach)
+            found += 1
+    return pairs[:found]
+
+
+@compiled
+def _prompts(
+    parent: Narrow, shared: Narrow, first: Narrow, input_tokens: Ints, depths: Ints, block_tokens: int
+) -> Ints:
+    """Prompts that leave the tree before their end: the last block they share, and their full blocks."""
+    pairs, found = np.empty(shared.size, np.int64), 0
+    for r in range(shared.size):
+        full = min(input_tokens[r] // block_tokens, shared[r] + first[r + 1] - first[r])
+        if 0 < depths[r] < full:
+            pairs[found] = _pair(block_at(parent, shared, first, r, depths[r] - 1), full)
+            found += 1
+    return pairs[:found]
+
+
+@compiled
+def _continued(shared: Narrow, first: Narrow, outputs: Ints, prompts: Ints) -> int:
     """Blocks that prompts hit beyond the block they leave at if each continues one output that starts there."""
     total, i, j = 0, 0, 0
     while i < outputs.size and j < prompts.size:
