@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from kvplan import paths
 from kvplan.documents import Finding, PathTree
 from kvplan.formats.rows import Rows
+from kvplan.kernels import compiled
 from kvplan.units import show_duration, show_percent
 
 Ints: TypeAlias = NDArray[np.int64]
+Narrow: TypeAlias = NDArray[np.int32]
 
 _LEAP_S = 3600.0
 _MANY = 0.01
@@ -59,26 +61,34 @@ def two_sizes(rows: Rows, tree: PathTree) -> tuple[int, int]:
     A block within a path is full; of one that only ends paths, the first of them says how many tokens it has. (0, -1)
     where there is none.
     """
-    size = rows.block_tokens
-    tail = np.minimum(rows.input_tokens - size * (rows.count.astype(np.int64) - 1), size)
-    if (tail == size).all():
+    tail = rows.input_tokens - rows.block_tokens * (rows.count.astype(np.int64) - 1)
+    if (tail >= rows.block_tokens).all():
         return 0, -1
-    ends = np.flatnonzero(rows.count > 0)
-    last = paths.last(tree)[ends]
-    order = np.argsort(last, kind="stable")
-    ends, last = ends[order], last[order]
-    begins = np.ones(last.size, np.bool_)
-    begins[1:] = last[1:] != last[:-1]
-    said = np.where(_within(tree, last[begins]), size, tail[ends[begins]])
-    wrong = ends[tail[ends] != said[np.cumsum(begins) - 1]]
-    return wrong.size, int(wrong.min()) if wrong.size else -1
+    wrong, first = _two_sizes(tree.parent, tree.shared, tree.first, tail, rows.block_tokens)
+    return int(wrong), int(first)
 
 
-def _within(tree: PathTree, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Which of `blocks` (ascending) have a block after them in some path."""
-    stretch = np.searchsorted(tree.first, blocks, side="right") - 1
-    goes_on: NDArray[np.bool_] = blocks + 1 < tree.first[stretch + 1]
-    return goes_on | np.isin(blocks, paths.above(tree)[np.diff(tree.first) > 0])
+@compiled
+def _two_sizes(parent: Narrow, shared: Narrow, first: Narrow, tail: Ints, block_tokens: int) -> tuple[int, int]:
+    # A path ends within what an earlier one brought in, where blocks are full, or at the end of what one brought in.
+    within = np.zeros(tail.size, np.bool_)  # by request: another path goes on after the last block it brought in
+    for r in range(tail.size):
+        s = parent[r]
+        if s >= 0 and first[r + 1] > first[r] and shared[r] == shared[s] + first[s + 1] - first[s]:
+            within[s] = True
+    wrong, at = 0, -1
+    for r in range(tail.size):
+        brings = first[r + 1] > first[r]
+        s = r if brings else parent[r]
+        if s < 0:
+            continue
+        said = min(tail[s], block_tokens)
+        if within[s] or (not brings and shared[r] < shared[s] + first[s + 1] - first[s]):
+            said = block_tokens
+        if min(tail[r], block_tokens) != said:
+            wrong += 1
+            at = r if at < 0 else at
+    return wrong, at
 
 
 def repeats(rows: Rows, tree: PathTree) -> list[Finding]:
