@@ -34,7 +34,7 @@ def read(lines: Lines, options: Options) -> Rows:
     columns = hashed.Columns(
         line=scanned.line,
         time_s=scanned.time,
-        input_tokens=scanned.numbers["input_length"],
+        input_tokens=known(scanned.numbers["input_length"]),
         output_tokens=known(scanned.numbers["output_length"]),
         count=scanned.count,
         keys=None,

@@ -37,7 +37,7 @@ def read(lines: Lines, options: Options) -> Rows:
     columns = hashed.Columns(
         line=scanned.line,
         time_s=np.divide(scanned.time, 1000, out=scanned.time),
-        input_tokens=scanned.numbers["input_length"],
+        input_tokens=known(scanned.numbers["input_length"]),
         output_tokens=known(scanned.numbers["output_length"]),
         count=scanned.count,
         keys=None,

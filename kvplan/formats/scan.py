@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
+from kvplan.formats.columns import NEVER, Column, absent
 from kvplan.formats.lines import Lines
-from kvplan.formats.rows import Options, field_at, label, malformed, narrow
+from kvplan.formats.rows import Options, field_at, label, malformed
 from kvplan.kernels import compiled, must_compile
 
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 
-_NEVER = -(2**62)  # what a number reads as that a line does not have
 _QUOTE, _COLON, _COMMA, _DOT, _MINUS, _ZERO = 34, 58, 44, 46, 45, 48
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST, _NEWLINE = 123, 125, 91, 93, 10
 
@@ -250,11 +250,11 @@ def _scan(
             at += 1
             number += 1
             continue
-        numbers[row] = _NEVER
+        numbers[row] = NEVER
         end, moment, after = _line(text, at, names, ends, numbers[row], ids, used)
         for i in range(limits.shape[0]):
             value = numbers[row, i]
-            absent = value == _NEVER
+            absent = value == NEVER
             if (absent and limits[i, 0]) or (not absent and (value < limits[i, 1] or value > limits[i, 2])):
                 end = -1
         if end < 0:
@@ -281,7 +281,7 @@ class Scanner:
         self._names = np.frombuffer("".join(names).encode(), np.uint8)
         self._ends = np.cumsum([len(name) for name in names])
         self._limits = np.array([(field.needed, field.least, field.most) for field in fields], np.int64).reshape(-1, 3)
-        self._parts: list[list[NDArray[Any]]] = [[] for _ in range(3 + len(fields))]  # by column: a part a block
+        self._columns = [Column(), Column(np.float64), *(Column() for _ in range(1 + len(fields)))]
         self._start = options.keyed.rows
         self._tokens = next(i for i, field in enumerate(fields) if field.name == "input_length")
         self._tenants: list[str | None] = []
@@ -297,8 +297,8 @@ class Scanner:
             number = self._block(block if block.endswith(b"\n") else block + b"\n", number)
         self._ids = np.empty(0, np.uint64)
         self._options.keyed.file_ends()
-        line, time, count = (np.concatenate(self._parts.pop(0)) for _ in range(3))
-        columns = {field.name: _whole_column(self._parts.pop(0)) for field in self._fields}
+        line, time, count, *numbers = (column.take() for column in self._columns)
+        columns = dict(zip((field.name for field in self._fields), numbers, strict=True))
         return Scanned(line=line, time=time, numbers=columns, count=count, start=self._start, tenant=self._tenants)
 
     def _block(self, block: bytes, number: int) -> int:
@@ -325,9 +325,8 @@ class Scanner:
                     row, used = row + 1, used + ids.size
                 at, number = end + 1, number + 1
         self._options.take(count[:row], numbers[:row, self._tokens].copy(), self._ids[:used].view(np.int64))
-        columns = (line[:row], time[:row], count[:row], *numbers[:row].T)
-        for parts, column in zip(self._parts, columns, strict=True):
-            parts.append(column.copy() if column.dtype == np.float64 else _narrow_column(column))
+        for column, values in zip(self._columns, (line[:row], time[:row], count[:row], *numbers[:row].T), strict=True):
+            column.extend(values)
         return number
 
     def _slow(self, number: int, text: bytes, numbers: Ints) -> tuple[float, NDArray[np.uint64]] | None:
@@ -352,47 +351,31 @@ class Scanner:
             value = getattr(row, f"number{i}")
             if isinstance(value, str):
                 value = self._labels.setdefault(value, field.most + 1 + len(self._labels))
-            numbers[i] = _NEVER if value is None else value
+            numbers[i] = NEVER if value is None else value
         return float("nan") if row.time is None else row.time, ids
-
-
-def _narrow_column(numbers: Ints) -> NDArray[Any]:
-    """Some lines' numbers in little memory: 32 bits where they fit, next to none where no line has one."""
-    if numbers.size and numbers.max() == _NEVER:
-        return np.broadcast_to(numbers[:1].copy(), numbers.shape)
-    return narrow(numbers).copy()
-
-
-def _whole_column(parts: list[NDArray[Any]]) -> Ints:
-    """All lines' numbers from those of the blocks."""
-    if all(_constant(part) for part in parts):
-        return np.broadcast_to(np.int64(_NEVER), sum(part.size for part in parts))
-    return np.concatenate(parts, dtype=np.int64)
-
-
-def _constant(numbers: NDArray[Any]) -> bool:
-    return not numbers.size or numbers.strides == (0,)
 
 
 def known(numbers: Ints) -> Ints:
     """Numbers as scanned, 0 in lines that have none."""
-    if _constant(numbers):
+    if absent(numbers):
         return np.broadcast_to(np.int64(0), numbers.shape)
-    return numbers if numbers.min() > _NEVER else np.where(numbers == _NEVER, 0, numbers)
+    known = numbers.astype(np.int64)
+    known[known == NEVER] = 0
+    return known
 
 
 def durations(numbers: Ints) -> NDArray[np.float64]:
     """Milliseconds as scanned in seconds, NaN in lines that have none."""
-    if _constant(numbers):
+    if absent(numbers):
         return np.broadcast_to(np.nan, numbers.shape)
-    return np.where(numbers == _NEVER, np.nan, numbers / 1000)
+    return np.where(numbers == NEVER, np.nan, numbers / 1000)
 
 
 def names(numbers: Ints) -> list[str | None]:
     """Labels as scanned: equal names for equal labels, None in lines that have none; empty where no line has one."""
-    if (numbers == _NEVER).all():
+    if (numbers == NEVER).all():
         return []
-    return [None if number == _NEVER else str(number) for number in numbers.tolist()]
+    return [None if number == NEVER else str(number) for number in numbers.tolist()]
 
 
 def _row_type(time: str, ids: str, fields: Sequence[Field], tenant_key: Sequence[str]) -> Any:
