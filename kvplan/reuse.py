@@ -142,12 +142,10 @@ def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tupl
 
 
 @compiled
-def _run_tokens(request: Whole, depth: Whole, length: Whole, covered: Ints, block_tokens: int) -> Ints:
-    tokens = np.empty(request.size, np.int64)
+def _run_tokens(request: Whole, depth: Whole, length: Whole, covered: Ints, block_tokens: int, tokens: Whole) -> None:
     for i in range(request.size):
         first = depth[i] * block_tokens
         tokens[i] = min(first + length[i] * block_tokens, covered[request[i]]) - first
-    return tokens
 
 
 @compiled
@@ -208,7 +206,7 @@ def _sweep(
 
 @compiled
 def _working_set(
-    time_s: Floats, request: Whole, toucher: Whole, tokens: Ints, covered: Ints, window_s: float, moments: Floats
+    time_s: Floats, request: Whole, toucher: Whole, tokens: Whole, covered: Ints, window_s: float, moments: Floats
 ) -> tuple[int, Ints]:
     held = np.zeros(time_s.size, np.int64)  # by request: tokens it was the last to touch
     at = np.zeros(moments.size, np.int64)
@@ -328,9 +326,15 @@ def find_runs(
     return Runs(request=request, toucher=toucher, depth=depth, length=length, rank=rank)
 
 
-def run_tokens(runs: Runs, requests: Requests) -> Ints:
-    """Tokens of each run, int64 (runs,): full blocks, and the remainder where a run ends in a partial last block."""
-    tokens: Ints = _run_tokens(runs.request, runs.depth, runs.length, covered_tokens(requests), requests.block_tokens)
+def run_tokens(runs: Runs, requests: Requests) -> Whole:
+    """Tokens of each run (runs,): full blocks, and the remainder where a run ends in a partial last block.
+
+    int32 where they fit.
+    """
+    covered = covered_tokens(requests)
+    kind: Any = np.int32 if covered.max(initial=0) < 2**31 else np.int64
+    tokens: Whole = np.empty(runs.request.size, kind)
+    _run_tokens(runs.request, runs.depth, runs.length, covered, requests.block_tokens, tokens)
     return tokens
 
 
@@ -338,6 +342,15 @@ def hit_depths(runs: Runs, requests: Requests) -> Ints:
     """By request: leading blocks that an infinite cache holds, int64 (requests,)."""
     depths: Ints = _hit_depths(runs.request, runs.depth, runs.length, len(requests.input_tokens))
     return depths
+
+
+def usable_depths(runs: Runs, requests: Requests) -> Ints:
+    """The same under an engine's rule: full blocks only, and the last token of a prompt is always computed."""
+    usable: Ints = requests.input_tokens - np.int64(1)
+    np.maximum(usable, 0, out=usable)
+    usable //= requests.block_tokens
+    np.minimum(usable, hit_depths(runs, requests), out=usable)
+    return usable
 
 
 def hits_at_every_capacity(runs: Runs, requests: Requests) -> tuple[Ints, Ints]:

@@ -19,10 +19,11 @@ _MOST_TENANTS = 100
 def hit_rates(runs: reuse.Runs, requests: Requests, first: int) -> HitRates:
     """The infinite cache's hits of the requests from `first` on, by token, by block and by request."""
     depths = reuse.hit_depths(runs, requests)[first:]
-    references = int(np.diff(requests.offsets)[first:].sum())
+    references = int(requests.offsets[-1] - requests.offsets[first])
     covered = reuse.covered_tokens(requests)[first:]
-    tokens = int(np.minimum(depths * requests.block_tokens, covered).sum())
     whole, blocks, any_hit = int(requests.input_tokens[first:].sum()), int(depths.sum()), int((depths > 0).sum())
+    depths *= requests.block_tokens
+    tokens = int(np.minimum(depths, covered, out=depths).sum())
     return HitRates(
         measured_from=first,
         requests=depths.size,
@@ -44,8 +45,7 @@ def ratio(part: int, whole: int) -> float:
 
 def engine_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
     """Hits under an engine's rule: full blocks only, and the last token of a prompt is always computed."""
-    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
-    return int(np.minimum(reuse.hit_depths(runs, requests), usable).sum()) * requests.block_tokens
+    return int(reuse.usable_depths(runs, requests).sum()) * requests.block_tokens
 
 
 def reused_novel_tokens(runs: reuse.Runs, requests: Requests) -> int:
@@ -77,7 +77,7 @@ def _reused_novel(
     return total
 
 
-def tenants(runs: reuse.Runs, requests: Requests, tokens: Ints) -> tuple[Tenant, ...]:
+def tenants(runs: reuse.Runs, requests: Requests, tokens: reuse.Whole) -> tuple[Tenant, ...]:
     """Each tenant's hits in a shared infinite cache and in one of its own, largest first."""
     if not requests.tenants:
         return ()

@@ -73,7 +73,7 @@ def hot_set(references: reuse.Stretches) -> tuple[HotSet, ...]:
     return tuple(rows)
 
 
-def reused_from(runs: reuse.Runs, requests: Requests, tokens: Ints) -> tuple[ReuseSource, ...]:
+def reused_from(runs: reuse.Runs, requests: Requests, tokens: reuse.Whole) -> tuple[ReuseSource, ...]:
     """Hit tokens of an infinite cache by who used them last; empty where the log names neither session nor tenant."""
     if (requests.session < 0).all() and (requests.tenant < 0).all():
         return ()

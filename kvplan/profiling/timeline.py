@@ -81,10 +81,11 @@ def durations(requests: Requests, service: ServiceModel | None) -> tuple[Floats,
             provenance="measured", source="durations in the log"
         )
     model = service or ASSUMED_SERVICE
-    assumed = requests.output_tokens * (model.decode_s_per_token or 0.0)
+    assumed = np.asarray(requests.output_tokens * (model.decode_s_per_token or 0.0), np.float64)
     if model.prefill_tokens_per_s:
-        assumed = assumed + requests.input_tokens / model.prefill_tokens_per_s
-    return np.where(known, requests.duration_s, assumed), model
+        assumed += requests.input_tokens / model.prefill_tokens_per_s
+    np.copyto(assumed, requests.duration_s, where=known)
+    return assumed, model
 
 
 def flight(requests: Requests, duration_s: Floats) -> Flight:
@@ -149,15 +150,15 @@ class Gaps:
     """How long after its last use each run was used again, how many tokens that are, and the runs by gap."""
 
     gap_s: Floats
-    tokens: Ints
-    order: Ints
+    tokens: reuse.Whole
+    order: reuse.Whole
 
 
-def gaps(runs: reuse.Runs, requests: Requests, tokens: Ints) -> Gaps:
+def gaps(runs: reuse.Runs, requests: Requests, tokens: reuse.Whole) -> Gaps:
     """The gaps of a log's runs, which have so many `tokens`."""
     gap_s = np.asarray(requests.time_s[runs.request], np.float64)
     gap_s -= requests.time_s[runs.toucher]
-    return Gaps(gap_s=gap_s, tokens=tokens, order=np.argsort(gap_s, kind="stable"))
+    return Gaps(gap_s=gap_s, tokens=tokens, order=np.argsort(gap_s, kind="stable").astype(np.int32))
 
 
 def intervals(between: Gaps, extra_s: float | None) -> tuple[Interval, ...]:
@@ -169,8 +170,7 @@ def intervals(between: Gaps, extra_s: float | None) -> tuple[Interval, ...]:
     end = next((i for i, bound in enumerate(ladder) if bound >= longest), len(ladder) - 1)
     bounds = sorted({*ladder[: end + 1], *({longest} if longest > ladder[-1] else ()), *({extra_s} if extra_s else ())})
     at = np.searchsorted(between.gap_s, bounds, side="right", sorter=between.order)
-    total = between.tokens[between.order]
-    np.cumsum(total, out=total)
+    total = np.cumsum(between.tokens[between.order], dtype=np.int64)
     counts = [int(total[i - 1]) if i else 0 for i in at.tolist()]
     return tuple(Interval(at_most_s=bound, tokens=count) for bound, count in zip(bounds, counts, strict=True))
 
@@ -189,7 +189,9 @@ def mean_resident(between: Gaps, time_s: NDArray[Any], left: Ints, windows_s: Fl
 
 
 @compiled
-def _held(gap_s: Floats, tokens: Ints, order: Ints, time_s: Floats, left: Ints, windows_s: Floats) -> Floats:
+def _held(
+    gap_s: Floats, tokens: reuse.Whole, order: reuse.Whole, time_s: Floats, left: Ints, windows_s: Floats
+) -> Floats:
     end = time_s[-1]
     within, counted, i, j = 0.0, 0, 0, time_s.size - 1
     sums = np.empty(windows_s.size, np.float64)
@@ -244,7 +246,9 @@ def load(runs: reuse.Runs, requests: Requests, steps: Flight, window_s: float) -
     _, (resident,) = reuse.working_set(runs, requests, [window_s], before_end)
     starts = width * np.arange(count)
     active = _most_active(steps, float(requests.time_s[0]), width, count)
-    at = ((requests.time_s - requests.time_s[0]) // width).astype(np.int64)
+    since_s = requests.time_s - requests.time_s[0]
+    since_s //= width
+    at = since_s.astype(np.int64)
     arrived = [
         np.bincount(at, weights=weight, minlength=count).astype(np.int64)
         for weight in (None, requests.input_tokens, requests.output_tokens)
@@ -283,7 +287,10 @@ def by_hour(requests: Requests) -> tuple[Arrivals, ...]:
     start = 0.0 if time_s[0] >= _DATED_S else float(time_s[0])
     if time_s[-1] - time_s[0] <= 3600:
         return ()
-    hour = ((time_s - start) // 3600 % 24).astype(np.int64)
+    clock_s = time_s - start
+    clock_s //= 3600
+    clock_s %= 24
+    hour = clock_s.astype(np.int64)
     arrived = np.bincount(hour, minlength=24)
     tokens = np.zeros(24, np.int64)
     np.add.at(tokens, hour, requests.input_tokens)

@@ -121,8 +121,8 @@ def coarser(requests: Requests, block_tokens: int) -> Requests:
 
 def granularities(runs: reuse.Runs, requests: Requests) -> tuple[Granularity, ...]:
     """The engine's rule with ever larger granules: blocks, or distances between state checkpoints."""
-    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
-    tokens = np.minimum(reuse.hit_depths(runs, requests), usable) * requests.block_tokens
+    tokens = reuse.usable_depths(runs, requests)
+    tokens *= requests.block_tokens
     whole, longest = int(requests.input_tokens.sum()), int(tokens.max(initial=0))
     ladder: list[Granularity] = []
     granule = requests.block_tokens
@@ -138,12 +138,10 @@ def prompt_end_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
 
     That is a recurrent model whose server keeps one checkpoint a prompt. Infinite cache, last token computed.
     """
-    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
-    depths = np.minimum(reuse.hit_depths(runs, requests), usable)
-    full = reuse.as_ints(requests.input_tokens // requests.block_tokens)
-    full = np.minimum(full, np.diff(reuse.as_ints(requests.offsets)))
     tree = paths.tree(requests)
-    taken = _to_prompt_end(tree.parent, tree.shared, reuse.as_ints(depths), full)
+    full = reuse.as_ints(requests.input_tokens // requests.block_tokens)
+    np.minimum(full, paths.counts(tree), out=full)
+    taken = _to_prompt_end(tree.parent, tree.shared, reuse.usable_depths(runs, requests), full)
     return int(taken.sum()) * requests.block_tokens
 
 
