@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,9 @@ def kernel(traces: Path) -> None:
         requests = logs.read([traces / name])
         reuse.find_runs(requests)  # compiles
         seconds = min(timed(requests) for _ in range(7))
-        speed = requests.blocks.size / seconds / 1e6
-        print(f"kernel, {name}: {requests.blocks.size:,} references, {seconds:.4f} CPU s, {speed:.0f} M/s")
+        references = int(requests.offsets[-1])
+        speed = references / seconds / 1e6
+        print(f"kernel, {name}: {references:,} references, {seconds:.4f} CPU s, {speed:,.0f} M/s")
 
 
 def timed(requests: Requests) -> float:
@@ -75,7 +77,7 @@ def command(traces: Path) -> None:
         print(f"command, {name}: {references:,} references, {seconds:.2f} CPU s, {memory:,.0f} MiB")
 
 
-def generate(path: Path) -> None:
+def chats(path: Path) -> None:
     """A Mooncake log of ten million references: 800 conversations at a time, that grow, end and begin anew."""
     random = np.random.default_rng(0)
     histories: list[list[int]] = [[] for _ in range(800)]
@@ -99,24 +101,52 @@ def generate(path: Path) -> None:
                 fresh += 1
 
 
+def conversations(path: Path, traces: Path) -> None:
+    """A Mooncake log of ten million references: the conversation trace over and over, as others would go on.
+
+    Each time comes after the last with blocks of its own, but for the first block, which all share.
+    """
+    rows = [json.loads(line) for line in gzip.decompress((traces / CONVERSATION).read_bytes()).splitlines()]
+    blocks = 1 + max(max(row["hash_ids"]) for row in rows)
+    span_ms = rows[-1]["timestamp"] + 1000
+    references = 0
+    with path.open("w") as file:
+        for copy, row in ((copy, row) for copy in count() for row in rows):
+            ids = [block + copy * blocks if block else 0 for block in row["hash_ids"]]
+            file.write(json.dumps(row | {"timestamp": row["timestamp"] + copy * span_ms, "hash_ids": ids}) + "\n")
+            references += len(ids)
+            if references >= GENERATED_REFERENCES:
+                return
+
+
 def peer(traces: Path, python: str | None) -> None:
     """Against kvcache-simulator, LRU only: CPU, memory, and hit tokens at every capacity above the longest request."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "generated.jsonl")
-        generate(path)
-        run(kvplan_workload(path))
-        ours, memory, _ = min(run(kvplan_workload(path)) for _ in range(3))
-        print(f"generated, {GENERATED_REFERENCES:,} references, kvplan: {ours:.2f} CPU s, {memory:,.0f} MiB")
-        if python is None:
-            print("kvcache-simulator was not run: give --peer PYTHON")
-            return
-        theirs, its_memory, text = run(simulator(python, path))
-        print(f"generated, kvcache-simulator: {theirs:.2f} CPU s, {its_memory:,.0f} MiB")
-        print(f"ratio: {theirs / ours:.1f} times the CPU, {its_memory / memory:.2f} times the memory")
-        compare("generated", path, text)
-        unpacked = Path(folder, "conversation.jsonl")
-        unpacked.write_bytes(gzip.decompress((traces / CONVERSATION).read_bytes()))
-        compare("conversation", unpacked, run(simulator(python, unpacked))[2])
+        chats(path)
+        against("generated, long chats", path, python)
+        conversations(path, traces)
+        against("generated, as the conversation trace", path, python)
+        path.write_bytes(gzip.decompress((traces / CONVERSATION).read_bytes()))
+        if python is not None:
+            compare("conversation", path, run(simulator(python, path))[2])
+
+
+def against(name: str, path: Path, python: str | None) -> None:
+    """CPU and memory of both tools on one log."""
+    run(kvplan_workload(path))
+    ours, _, text = min(run(kvplan_workload(path)) for _ in range(3))
+    memory = max(run(kvplan_workload(path))[1] for _ in range(3))  # it varies by how the system hands out pages
+    data = json.loads(text)["data"]
+    size = f"{data['block_references']:,} references, {data['unique_blocks']:,} blocks, {data['requests']:,} requests"
+    print(f"{name}, {size}, kvplan: {ours:.2f} CPU s, {memory:,.0f} MiB")
+    if python is None:
+        print("kvcache-simulator was not run: give --peer PYTHON")
+        return
+    theirs, its_memory, text = run(simulator(python, path))
+    print(f"{name}, kvcache-simulator: {theirs:.2f} CPU s, {its_memory:,.0f} MiB")
+    print(f"ratio: {theirs / ours:.1f} times the CPU, {its_memory / memory:.2f} times the memory")
+    compare(name, path, text)
 
 
 def simulator(python: str, path: Path) -> list[str]:
@@ -158,7 +188,8 @@ def sample(traces: Path, rate: float) -> None:
     told = json.loads(text)
     requests = logs.read([path])
     exact = whatif.curve(reuse.find_runs(requests), requests, capacities)
-    off = [abs(ratio - one.hit_blocks / requests.blocks.size) for ratio, one in zip(told["ratios"], exact, strict=True)]
+    every = int(requests.offsets[-1])
+    off = [abs(ratio - one.hit_blocks / every) for ratio, one in zip(told["ratios"], exact, strict=True)]
     print(
         f"sample, one block in {1 / rate:.0f} of {told['references']:,} references: {seconds:.1f} CPU s, "
         f"{memory:,.0f} MiB; error against exact: mean {np.mean(off):.4f}, most {max(off):.4f}; "
