@@ -1,6 +1,6 @@
 """Speed and memory of the workload stage, in CPU seconds and resident memory; equality with other tools on the way.
 
-Run: python benchmarks/workload.py TRACES [--peer PYTHON] [--only kernel,command,peer,sample]
+Run: python benchmarks/workload.py TRACES [--peer PYTHON] [--only kernel,command,peer,billion,sample]
 
 TRACES is the folder with mooncake-conversation.jsonl.gz and claude-code-710-sessions.parquet. PYTHON is an interpreter
 of an environment with kvcache-simulator 0.1.3, which is not one of ours. Wall time is left out: on a shared machine it
@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from kvplan import logs, reuse
+from kvplan import logs, paths, reuse
 from kvplan.documents import Requests
 from kvplan.profiling import sampling, whatif
 
@@ -51,20 +51,26 @@ def kvplan_workload(path: Path, *options: str) -> list[str]:
 
 
 def kernel(traces: Path) -> None:
-    """Block references a second of the exact pass: all capacities at once."""
+    """Block references a second of the exact pass, all capacities at once, and of making the tree that it walks."""
     for name in (CONVERSATION, CODING):
         requests = logs.read([traces / name])
-        reuse.find_runs(requests)  # compiles
-        seconds = min(timed(requests) for _ in range(7))
         references = int(requests.offsets[-1])
-        speed = references / seconds / 1e6
-        print(f"kernel, {name}: {references:,} references, {seconds:.4f} CPU s, {speed:,.0f} M/s")
+        passes = {
+            "exact pass": lambda log=requests: reuse.find_runs(log),
+            "tree from ids": lambda ids=requests.blocks, offsets=requests.offsets: paths.from_ids(ids, offsets),
+        }
+        for what, once in passes.items():
+            once()  # compiles
+            seconds = min(timed(once) for _ in range(7))
+            print(
+                f"{what}, {name}: {references:,} references, {seconds:.4f} CPU s, {references / seconds / 1e6:,.0f} M/s"
+            )
 
 
-def timed(requests: Requests) -> float:
-    """CPU seconds of one pass."""
+def timed(once: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
     start = time.process_time()
-    reuse.find_runs(requests)
+    once()
     return time.process_time() - start
 
 
@@ -102,9 +108,9 @@ def chats(path: Path) -> None:
 
 
 def conversations(path: Path, traces: Path) -> None:
-    """A Mooncake log of ten million references: the conversation trace over and over, as others would go on.
+    """A Mooncake log of ten million references: the conversation trace over and over, sharing as it does.
 
-    Each time comes after the last with blocks of its own, but for the first block, which all share.
+    Each time has blocks of its own, but for the first block, which all share, and comes after the last.
     """
     rows = [json.loads(line) for line in gzip.decompress((traces / CONVERSATION).read_bytes()).splitlines()]
     blocks = 1 + max(max(row["hash_ids"]) for row in rows)
@@ -171,6 +177,29 @@ def compare(name: str, path: Path, text: str) -> None:
     print(f"{name}: hit tokens equal at {same} of {len(above)} capacities, ceiling equal: {ceiling}")
 
 
+def billion(traces: Path) -> None:
+    """A thousand million references exactly: the coding trace again and again as one Parquet log."""
+    from pyarrow import compute, parquet
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "billion.parquet")
+        table = parquet.read_table(traces / CODING, columns=["timestamp", "input_length", "output_length", "hash_ids"])
+        span_s, ids = float(table["timestamp"][-1].as_py()) + 1, table["hash_ids"].combine_chunks()
+        with parquet.ParquetWriter(path, table.schema) as file:
+            for copy in range(COPIES):
+                own = type(ids).from_arrays(ids.offsets, compute.add(ids.values, copy * (1 << 22)))
+                later = table.set_column(0, "timestamp", compute.add(table["timestamp"], copy * span_s))
+                file.write_table(later.set_column(3, table.schema.field(3), own))
+        seconds, memory, text = run(kvplan_workload(path))
+        data = json.loads(text)["data"]
+        one = json.loads(run(kvplan_workload(traces / CODING))[2])["data"]
+        same = data["cold"]["hit_blocks"] == COPIES * one["cold"]["hit_blocks"]
+        print(
+            f"exact, {data['block_references']:,} references, {data['unique_blocks']:,} blocks: {seconds:.1f} CPU s, "
+            f"{memory:,.0f} MiB; infinite cache's hits {COPIES} times those of one copy: {same}"
+        )
+
+
 def many(path: Path) -> Iterator[sampling.Batch]:
     """The coding trace again and again, each time with blocks of its own."""
     for copy in range(COPIES):
@@ -210,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--peer", help="interpreter of an environment with kvcache-simulator")
-    parser.add_argument("--only", default="kernel,command,peer,sample")
+    parser.add_argument("--only", default="kernel,command,peer,billion,sample")
     parser.add_argument("--sampled", nargs="+", help=argparse.SUPPRESS)  # what `sample` starts in its own process
     given = parser.parse_args()
     if given.sampled:
@@ -222,6 +251,8 @@ def main() -> None:
         command(given.traces)
     if "peer" in chosen:
         peer(given.traces, given.peer)
+    if "billion" in chosen:
+        billion(given.traces)
     if "sample" in chosen:
         sample(given.traces, 0.003)
     if "kernel" in chosen:  # last: what this process holds counts for those that it starts
