@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 
 from kvplan import logs, paths, reuse
-from kvplan.documents import Requests
 from kvplan.profiling import sampling, whatif
 
 CONVERSATION, CODING = "mooncake-conversation.jsonl.gz", "claude-code-710-sessions.parquet"
@@ -177,27 +176,32 @@ def compare(name: str, path: Path, text: str) -> None:
     print(f"{name}: hit tokens equal at {same} of {len(above)} capacities, ceiling equal: {ceiling}")
 
 
-def billion(traces: Path) -> None:
-    """A thousand million references exactly: the coding trace again and again as one Parquet log."""
-    from pyarrow import compute, parquet
+def copies(path: Path, out: Path) -> None:
+    """The coding trace again and again as one Parquet log, each time with blocks of its own and after the last."""
+    from pyarrow import compute, parquet, scalar
 
+    table = parquet.read_table(path, columns=["timestamp", "input_length", "output_length", "hash_ids"])
+    span_s, ids = float(table["timestamp"][-1].as_py()) + 1, table["hash_ids"].combine_chunks()
+    with parquet.ParquetWriter(out, table.schema) as file:
+        for copy in range(COPIES):
+            own = type(ids).from_arrays(ids.offsets, compute.add(ids.values, scalar(copy << 22, ids.values.type)))
+            later = table.set_column(0, "timestamp", compute.add(table["timestamp"], copy * span_s))
+            file.write_table(later.set_column(3, table.schema.field(3), own), row_group_size=4000)
+
+
+def billion(traces: Path) -> None:
+    """A thousand million references, exactly."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "billion.parquet")
-        table = parquet.read_table(traces / CODING, columns=["timestamp", "input_length", "output_length", "hash_ids"])
-        span_s, ids = float(table["timestamp"][-1].as_py()) + 1, table["hash_ids"].combine_chunks()
-        with parquet.ParquetWriter(path, table.schema) as file:
-            for copy in range(COPIES):
-                own = type(ids).from_arrays(ids.offsets, compute.add(ids.values, copy * (1 << 22)))
-                later = table.set_column(0, "timestamp", compute.add(table["timestamp"], copy * span_s))
-                file.write_table(later.set_column(3, table.schema.field(3), own))
+        run([sys.executable, __file__, str(traces), "--copies", str(path)])
         seconds, memory, text = run(kvplan_workload(path))
-        data = json.loads(text)["data"]
-        one = json.loads(run(kvplan_workload(traces / CODING))[2])["data"]
-        same = data["cold"]["hit_blocks"] == COPIES * one["cold"]["hit_blocks"]
-        print(
-            f"exact, {data['block_references']:,} references, {data['unique_blocks']:,} blocks: {seconds:.1f} CPU s, "
-            f"{memory:,.0f} MiB; infinite cache's hits {COPIES} times those of one copy: {same}"
-        )
+    data = json.loads(text)["data"]
+    one = json.loads(run(kvplan_workload(traces / CODING))[2])["data"]
+    same = data["cold"]["hit_blocks"] == COPIES * one["cold"]["hit_blocks"]
+    print(
+        f"exact, {data['block_references']:,} references, {data['unique_blocks']:,} blocks: {seconds:.1f} CPU s, "
+        f"{memory:,.0f} MiB; infinite cache's hits {COPIES} times those of one copy: {same}"
+    )
 
 
 def many(path: Path) -> Iterator[sampling.Batch]:
@@ -241,7 +245,11 @@ def main() -> None:
     parser.add_argument("--peer", help="interpreter of an environment with kvcache-simulator")
     parser.add_argument("--only", default="kernel,command,peer,billion,sample")
     parser.add_argument("--sampled", nargs="+", help=argparse.SUPPRESS)  # what `sample` starts in its own process
+    parser.add_argument("--copies", type=Path, help=argparse.SUPPRESS)  # and `billion`
     given = parser.parse_args()
+    if given.copies:
+        copies(given.traces / CODING, given.copies)
+        return
     if given.sampled:
         rate, *capacities = given.sampled
         sampled(given.traces / CODING, float(rate), [int(one) for one in capacities])

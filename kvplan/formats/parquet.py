@@ -56,14 +56,30 @@ def _ids(pyarrow: Any, file: Any, name: str | None) -> int:
 def _batches(file: Any, ids: int, lines: Lines, found: dict[str, str], options: Options) -> Iterator[Batch]:
     row, rows = 1, file.metadata.num_rows
     size = max(64, _BATCH * max(rows, 1) // max(ids, rows, 1))
-    for batch in file.iter_batches(size, columns=sorted(set(found.values())), use_threads=False):
-        options.progress(f"reading {lines.name}", row / max(rows, 1))
-        yield Batch(
-            line=np.arange(row, row + batch.num_rows),
-            columns={role: _column(batch.column(name)) for role, name in found.items() if role != "hash_ids"},
-            lists=_lists(lines, found["hash_ids"], batch.column(found["hash_ids"])) if "hash_ids" in found else None,
-        )
-        row += batch.num_rows
+    for groups in _row_groups(file, size):
+        for batch in file.iter_batches(size, groups, columns=sorted(set(found.values())), use_threads=False):
+            options.progress(f"reading {lines.name}", row / max(rows, 1))
+            yield Batch(
+                line=np.arange(row, row + batch.num_rows),
+                columns={role: _column(batch.column(name)) for role, name in found.items() if role != "hash_ids"},
+                lists=_lists(lines, found["hash_ids"], batch.column(found["hash_ids"]))
+                if "hash_ids" in found
+                else None,
+            )
+            row += batch.num_rows
+
+
+def _row_groups(file: Any, rows: int) -> Iterator[list[int]]:
+    """The file's row groups, as few together as have so many rows: pyarrow lets go of what it read only at the end."""
+    some, size = [], 0
+    for group in range(file.num_row_groups):
+        some.append(group)
+        size += file.metadata.row_group(group).num_rows
+        if size >= rows:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _column(column: Any) -> Any:
