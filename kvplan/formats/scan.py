@@ -245,6 +245,7 @@ def _scan(
 ) -> tuple[int, int, int, int]:
     """Read lines until one is not of the plain form or the text ends: (place, line number, rows, ids used)."""
     while at < text.size:
+        begin = at
         at = _blank(text, at)
         if text[at] == _NEWLINE:
             at += 1
@@ -258,6 +259,7 @@ def _scan(
             if (absent and limits[i, 0]) or (not absent and (value < limits[i, 1] or value > limits[i, 2])):
                 end = -1
         if end < 0:
+            at = begin  # an error counts bytes from there
             break
         line[row], time[row], count[row] = number, moment, after - used
         used = after
