@@ -103,32 +103,32 @@ def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tupl
     # What has been touched of a stretch is a list of pieces from its beginning on, the newest first.
     head = np.full(requests, -1, np.int32)
     piece = np.empty((2 * requests + 1, 3), np.int32)  # the depth it ends at, who touched it last, the next one
-    pieces, spare = 0, -1
+    pieces, spare = np.int64(0), np.int64(-1)
     newest = np.zeros(requests + 1, np.int32)
-    live = 0  # the Fenwick tree's total
+    live = np.int64(0)  # the Fenwick tree's total
     runs = np.empty((5, max(16, 2 * requests)), np.int32)
-    found = 0
+    found = np.int64(0)
     up = np.empty(64, np.int32)
     for i in range(rows.size):
-        r, n = rows[i], ends[i]
+        r, n = np.int64(rows[i]), ends[i]
         up, stretches = climbed(parent, shared, r, n, up)
-        begin, depth, q = 0, 0, -1  # the run at hand: r's blocks between these depths, which q touched last
+        begin, depth, q = np.int64(0), np.int64(0), np.int64(-1)  # the run at hand: r's blocks between these depths, which q touched last
         for at in range(stretches - 1, -1, -1):
-            leave = shared[up[at - 1]] if at else n
-            here = head[up[at]]
+            leave = np.int64(shared[up[at - 1]]) if at else n
+            here = np.int64(head[up[at]])
             while here >= 0 and depth < leave:
                 if piece[here, 1] != q:
                     if q >= 0:
                         runs = _recorded(runs, found, r, q, begin, depth, newest, live)
                         found, live = found + 1, live - (depth - begin)
-                    begin, q = depth, piece[here, 1]
-                depth = min(piece[here, 0], leave)
+                    begin, q = depth, np.int64(piece[here, 1])
+                depth = min(np.int64(piece[here, 0]), leave)
                 if piece[here, 0] <= leave:
-                    after = piece[here, 2]
+                    after = np.int64(piece[here, 2])
                     piece[here, 2], spare = spare, here
                     here = after
             if spare >= 0:
-                new, spare = spare, piece[spare, 2]
+                new, spare = spare, np.int64(piece[spare, 2])
             else:
                 new, pieces = pieces, pieces + 1
             piece[new, 0], piece[new, 1], piece[new, 2] = leave, r, here
