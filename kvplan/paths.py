@@ -24,6 +24,19 @@ _ROOM = 8  # arrays that grow do so by an eighth: they are moved by the page, an
 
 
 @compiled
+def stretch_of(first: Narrow, requests: int, block: int) -> Any:
+    """The request, of so many, that brought in a block."""
+    low, high = np.int64(0), np.int64(requests)
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if first[middle] <= block:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@compiled
 def _grow(
     ids: Narrow, counts: NDArray[Any], row: int, parent: Narrow, shared: Narrow, first: Narrow, after: Narrow
 ) -> int:
@@ -40,7 +53,7 @@ def _grow(
             here = ids[start + depth]
             entered = after[s + 1] - 1
             if entered < 0 or first[entered] != here:
-                entered = np.searchsorted(first[: r + 1], here, "right") - 1
+                entered = stretch_of(first, r, here)
                 after[s + 1] = entered + 1
             if first[entered] != here or parent[entered] != s or shared[entered] != depth:
                 return i
@@ -114,7 +127,7 @@ def tree(requests: Requests) -> PathTree:
 
 
 @compiled
-def climbed(parent: Narrow, shared: Narrow, r: int, blocks: int, up: Narrow) -> tuple[Narrow, int]:
+def climbed(parent: Narrow, shared: Narrow, r: Any, blocks: Any, up: Narrow) -> tuple[Narrow, int]:
     """The stretches that the first `blocks` blocks of r's path go through, deepest first, in `up` or a larger array."""
     size, s = 0, r
     while s >= 0 and shared[s] >= blocks:  # brought in deeper ones, or none

@@ -28,6 +28,7 @@ Ints: TypeAlias = NDArray[np.int64]
 Narrow: TypeAlias = NDArray[np.int32]
 Whole: TypeAlias = NDArray[np.integer[Any]]
 Floats: TypeAlias = NDArray[np.float64]
+Int: TypeAlias = Any  # inside a compiled loop: an int64 to Numba, a plain integer to a reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -72,7 +73,7 @@ class Sweep:
 
 
 @compiled
-def _added(newest: Narrow, r: int, blocks: int) -> None:
+def _added(newest: Narrow, r: Int, blocks: Int) -> None:
     """Add to the number of blocks that request r was the last to touch, in a Fenwick tree over requests."""
     k = r + 1
     while k < newest.size:
@@ -81,7 +82,7 @@ def _added(newest: Narrow, r: int, blocks: int) -> None:
 
 
 @compiled
-def _recorded(runs: Narrow, found: int, r: int, q: int, begin: int, end: int, newest: Narrow, live: int) -> Narrow:
+def _recorded(runs: Narrow, found: Int, r: Int, q: Int, begin: Int, end: Int, newest: Narrow, live: Int) -> Narrow:
     """Note that r takes the blocks at depths `begin` to `end` over from q; returns the table, or a wider one."""
     if found == runs.shape[1]:
         wider = np.empty((5, found + found // 2), np.int32)
@@ -98,7 +99,7 @@ def _recorded(runs: Narrow, found: int, r: int, q: int, begin: int, end: int, ne
 
 
 @compiled
-def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tuple[Narrow, int]:
+def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tuple[Narrow, Int]:
     requests = shared.size
     # What has been touched of a stretch is a list of pieces from its beginning on, the newest first.
     head = np.full(requests, -1, np.int32)
@@ -112,7 +113,11 @@ def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tupl
     for i in range(rows.size):
         r, n = np.int64(rows[i]), ends[i]
         up, stretches = climbed(parent, shared, r, n, up)
-        begin, depth, q = np.int64(0), np.int64(0), np.int64(-1)  # the run at hand: r's blocks between these depths, which q touched last
+        begin, depth, q = (
+            np.int64(0),
+            np.int64(0),
+            np.int64(-1),
+        )  # the run at hand: r's blocks between these depths, which q touched last
         for at in range(stretches - 1, -1, -1):
             leave = np.int64(shared[up[at - 1]]) if at else n
             here = np.int64(head[up[at]])

@@ -17,7 +17,7 @@ from kvplan import paths, reuse
 from kvplan.documents import Finding, Granularity, Hits, Isolation, Replicas, Requests, Tier
 from kvplan.errors import KvplanError, UsageError
 from kvplan.kernels import compiled
-from kvplan.paths import block_at
+from kvplan.paths import block_at, stretch_of
 
 Ints: TypeAlias = NDArray[np.int64]
 Narrow: TypeAlias = NDArray[np.int32]
@@ -261,7 +261,7 @@ def _continued(shared: Narrow, first: Narrow, outputs: Ints, prompts: Ints) -> i
             else:
                 j += 1
             continue
-        stretch = np.searchsorted(first, block, "right") - 1
+        stretch = stretch_of(first, shared.size, block)
         depth = shared[stretch] + block - first[stretch] + 1
         while i < outputs.size and j < prompts.size and outputs[i] >> 31 == block and prompts[j] >> 31 == block:
             reach = _FARTHEST - max(outputs[i] & _FARTHEST, prompts[j] & _FARTHEST)
