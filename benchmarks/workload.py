@@ -1,6 +1,6 @@
 """Speed and memory of the workload stage, in CPU seconds and resident memory; equality with other tools on the way.
 
-Run: python benchmarks/workload.py TRACES [--peer PYTHON] [--only kernel,command,peer,sample]
+Run: python benchmarks/workload.py TRACES [--peer PYTHON] [--only kernel,command,peer,billion,sample]
 
 TRACES is the folder with mooncake-conversation.jsonl.gz and claude-code-710-sessions.parquet. PYTHON is an interpreter
 of an environment with kvcache-simulator 0.1.3, which is not one of ours. Wall time is left out: on a shared machine it
@@ -17,13 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 
-from kvplan import logs, reuse
-from kvplan.documents import Requests
+from kvplan import logs, paths, reuse
 from kvplan.profiling import sampling, whatif
 
 CONVERSATION, CODING = "mooncake-conversation.jsonl.gz", "claude-code-710-sessions.parquet"
@@ -50,19 +50,26 @@ def kvplan_workload(path: Path, *options: str) -> list[str]:
 
 
 def kernel(traces: Path) -> None:
-    """Block references a second of the exact pass: all capacities at once."""
+    """Block references a second of the exact pass, all capacities at once, and of making the tree that it walks."""
     for name in (CONVERSATION, CODING):
         requests = logs.read([traces / name])
-        reuse.find_runs(requests)  # compiles
-        seconds = min(timed(requests) for _ in range(7))
-        speed = requests.blocks.size / seconds / 1e6
-        print(f"kernel, {name}: {requests.blocks.size:,} references, {seconds:.4f} CPU s, {speed:.0f} M/s")
+        references = int(requests.offsets[-1])
+        passes = {
+            "exact pass": lambda log=requests: reuse.find_runs(log),
+            "tree from ids": lambda ids=requests.blocks, offsets=requests.offsets: paths.from_ids(ids, offsets),
+        }
+        for what, once in passes.items():
+            once()  # compiles
+            seconds = min(timed(once) for _ in range(7))
+            print(
+                f"{what}, {name}: {references:,} references, {seconds:.4f} CPU s, {references / seconds / 1e6:,.0f} M/s"
+            )
 
 
-def timed(requests: Requests) -> float:
-    """CPU seconds of one pass."""
+def timed(once: Callable[[], object]) -> float:
+    """CPU seconds of one call."""
     start = time.process_time()
-    reuse.find_runs(requests)
+    once()
     return time.process_time() - start
 
 
@@ -75,7 +82,7 @@ def command(traces: Path) -> None:
         print(f"command, {name}: {references:,} references, {seconds:.2f} CPU s, {memory:,.0f} MiB")
 
 
-def generate(path: Path) -> None:
+def chats(path: Path) -> None:
     """A Mooncake log of ten million references: 800 conversations at a time, that grow, end and begin anew."""
     random = np.random.default_rng(0)
     histories: list[list[int]] = [[] for _ in range(800)]
@@ -99,24 +106,52 @@ def generate(path: Path) -> None:
                 fresh += 1
 
 
+def conversations(path: Path, traces: Path) -> None:
+    """A Mooncake log of ten million references: the conversation trace over and over, sharing as it does.
+
+    Each time has blocks of its own, but for the first block, which all share, and comes after the last.
+    """
+    rows = [json.loads(line) for line in gzip.decompress((traces / CONVERSATION).read_bytes()).splitlines()]
+    blocks = 1 + max(max(row["hash_ids"]) for row in rows)
+    span_ms = rows[-1]["timestamp"] + 1000
+    references = 0
+    with path.open("w") as file:
+        for copy, row in ((copy, row) for copy in count() for row in rows):
+            ids = [block + copy * blocks if block else 0 for block in row["hash_ids"]]
+            file.write(json.dumps(row | {"timestamp": row["timestamp"] + copy * span_ms, "hash_ids": ids}) + "\n")
+            references += len(ids)
+            if references >= GENERATED_REFERENCES:
+                return
+
+
 def peer(traces: Path, python: str | None) -> None:
     """Against kvcache-simulator, LRU only: CPU, memory, and hit tokens at every capacity above the longest request."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "generated.jsonl")
-        generate(path)
-        run(kvplan_workload(path))
-        ours, memory, _ = min(run(kvplan_workload(path)) for _ in range(3))
-        print(f"generated, {GENERATED_REFERENCES:,} references, kvplan: {ours:.2f} CPU s, {memory:,.0f} MiB")
-        if python is None:
-            print("kvcache-simulator was not run: give --peer PYTHON")
-            return
-        theirs, its_memory, text = run(simulator(python, path))
-        print(f"generated, kvcache-simulator: {theirs:.2f} CPU s, {its_memory:,.0f} MiB")
-        print(f"ratio: {theirs / ours:.1f} times the CPU, {its_memory / memory:.2f} times the memory")
-        compare("generated", path, text)
-        unpacked = Path(folder, "conversation.jsonl")
-        unpacked.write_bytes(gzip.decompress((traces / CONVERSATION).read_bytes()))
-        compare("conversation", unpacked, run(simulator(python, unpacked))[2])
+        chats(path)
+        against("generated, long chats", path, python)
+        conversations(path, traces)
+        against("generated, as the conversation trace", path, python)
+        path.write_bytes(gzip.decompress((traces / CONVERSATION).read_bytes()))
+        if python is not None:
+            compare("conversation", path, run(simulator(python, path))[2])
+
+
+def against(name: str, path: Path, python: str | None) -> None:
+    """CPU and memory of both tools on one log."""
+    run(kvplan_workload(path))
+    ours, _, text = min(run(kvplan_workload(path)) for _ in range(3))
+    memory = max(run(kvplan_workload(path))[1] for _ in range(3))  # it varies by how the system hands out pages
+    data = json.loads(text)["data"]
+    size = f"{data['block_references']:,} references, {data['unique_blocks']:,} blocks, {data['requests']:,} requests"
+    print(f"{name}, {size}, kvplan: {ours:.2f} CPU s, {memory:,.0f} MiB")
+    if python is None:
+        print("kvcache-simulator was not run: give --peer PYTHON")
+        return
+    theirs, its_memory, text = run(simulator(python, path))
+    print(f"{name}, kvcache-simulator: {theirs:.2f} CPU s, {its_memory:,.0f} MiB")
+    print(f"ratio: {theirs / ours:.1f} times the CPU, {its_memory / memory:.2f} times the memory")
+    compare(name, path, text)
 
 
 def simulator(python: str, path: Path) -> list[str]:
@@ -141,6 +176,34 @@ def compare(name: str, path: Path, text: str) -> None:
     print(f"{name}: hit tokens equal at {same} of {len(above)} capacities, ceiling equal: {ceiling}")
 
 
+def copies(path: Path, out: Path) -> None:
+    """The coding trace again and again as one Parquet log, each time with blocks of its own and after the last."""
+    from pyarrow import compute, parquet, scalar
+
+    table = parquet.read_table(path, columns=["timestamp", "input_length", "output_length", "hash_ids"])
+    span_s, ids = float(table["timestamp"][-1].as_py()) + 1, table["hash_ids"].combine_chunks()
+    with parquet.ParquetWriter(out, table.schema) as file:
+        for copy in range(COPIES):
+            own = type(ids).from_arrays(ids.offsets, compute.add(ids.values, scalar(copy << 22, ids.values.type)))
+            later = table.set_column(0, "timestamp", compute.add(table["timestamp"], copy * span_s))
+            file.write_table(later.set_column(3, table.schema.field(3), own), row_group_size=4000)
+
+
+def billion(traces: Path) -> None:
+    """A thousand million references, exactly."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "billion.parquet")
+        run([sys.executable, __file__, str(traces), "--copies", str(path)])
+        seconds, memory, text = run(kvplan_workload(path))
+    data = json.loads(text)["data"]
+    one = json.loads(run(kvplan_workload(traces / CODING))[2])["data"]
+    same = data["cold"]["hit_blocks"] == COPIES * one["cold"]["hit_blocks"]
+    print(
+        f"exact, {data['block_references']:,} references, {data['unique_blocks']:,} blocks: {seconds:.1f} CPU s, "
+        f"{memory:,.0f} MiB; infinite cache's hits {COPIES} times those of one copy: {same}"
+    )
+
+
 def many(path: Path) -> Iterator[sampling.Batch]:
     """The coding trace again and again, each time with blocks of its own."""
     for copy in range(COPIES):
@@ -158,7 +221,8 @@ def sample(traces: Path, rate: float) -> None:
     told = json.loads(text)
     requests = logs.read([path])
     exact = whatif.curve(reuse.find_runs(requests), requests, capacities)
-    off = [abs(ratio - one.hit_blocks / requests.blocks.size) for ratio, one in zip(told["ratios"], exact, strict=True)]
+    every = int(requests.offsets[-1])
+    off = [abs(ratio - one.hit_blocks / every) for ratio, one in zip(told["ratios"], exact, strict=True)]
     print(
         f"sample, one block in {1 / rate:.0f} of {told['references']:,} references: {seconds:.1f} CPU s, "
         f"{memory:,.0f} MiB; error against exact: mean {np.mean(off):.4f}, most {max(off):.4f}; "
@@ -179,9 +243,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", type=Path)
     parser.add_argument("--peer", help="interpreter of an environment with kvcache-simulator")
-    parser.add_argument("--only", default="kernel,command,peer,sample")
+    parser.add_argument("--only", default="kernel,command,peer,billion,sample")
     parser.add_argument("--sampled", nargs="+", help=argparse.SUPPRESS)  # what `sample` starts in its own process
+    parser.add_argument("--copies", type=Path, help=argparse.SUPPRESS)  # and `billion`
     given = parser.parse_args()
+    if given.copies:
+        copies(given.traces / CODING, given.copies)
+        return
     if given.sampled:
         rate, *capacities = given.sampled
         sampled(given.traces / CODING, float(rate), [int(one) for one in capacities])
@@ -191,6 +259,8 @@ def main() -> None:
         command(given.traces)
     if "peer" in chosen:
         peer(given.traces, given.peer)
+    if "billion" in chosen:
+        billion(given.traces)
     if "sample" in chosen:
         sample(given.traces, 0.003)
     if "kernel" in chosen:  # last: what this process holds counts for those that it starts

@@ -17,10 +17,12 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvplan.documents import Finding, LogSource, Requests, Texts
+from kvplan import paths as path_trees
+from kvplan.documents import Finding, LogSource, PathTree, Requests, Texts
 from kvplan.errors import KvplanError, UsageError
 from kvplan.formats import FAMILIES, Family, anonymous, checks, delimited, parquet
-from kvplan.formats.ids import Ids, chain, dense, first_unchained, two_sizes
+from kvplan.formats.ids import Ids, chain, dense, first_unchained
+from kvplan.formats.keyed import Keyed
 from kvplan.formats.lines import Lines
 from kvplan.formats.parts import numbered
 from kvplan.formats.rows import Options, Rows, Sink, joined, malformed
@@ -89,11 +91,12 @@ def read(
         image_tokens=image_tokens,
         processes=processes,
         sink=sink,
+        keyed=Keyed(len(paths)),
         progress=progress,
     )
     files = _files(paths, format, options, skip_bad)
     progress("checking the block ids")
-    return _table(files, tenant_by, streamed=sink is not None)
+    return _table(files, options)
 
 
 def _files(paths: Sequence[Path | str], format: str | None, options: Options, skip_bad: int) -> list[_File]:
@@ -184,26 +187,49 @@ def _refuse_to_stream(lines: Lines, family: Family, skip_bad: int) -> None:
     )
 
 
-def _table(files: list[_File], tenant_by: str | None, streamed: bool) -> Requests:
+def _table(files: list[_File], options: Options) -> Requests:
     findings = _about(files)
     findings += _compatible(files)
     rows = joined([file.rows for file in files])
     order = _order(files, rows.time_s, findings)
+    if options.sink is not None:
+        return _streamed(files, rows, order, findings, options.tenant_by)
     if order is not None:
         rows = rows.take(order)
-    offsets = rows.offsets
-    if streamed:
-        return _streamed(files, rows, order, findings, tenant_by)
-    ids, unique, texts = _numbered_blocks(rows)
-    broken = first_unchained(ids, offsets, unique)
+    tree, texts, broken = _tree(rows, options)
     if broken is not None:
-        row = int(np.searchsorted(offsets, broken, side="right")) - 1
-        findings.append(_unchained(_where(files, row if order is None else int(order[row]))))
-        ids, unique = chain(ids, offsets)
-        texts = None
-    findings += _sizes(files, order, ids, offsets, rows, unique)
-    findings += checks.repeats(rows, ids, offsets)
-    return replace(_requests(files, rows, order, findings, tenant_by), blocks=ids, texts=texts)
+        findings.append(_unchained(_where(files, broken if order is None else int(order[broken]))))
+    findings += _sizes(files, order, tree, rows)
+    findings += checks.repeats(rows, tree)
+    return replace(_requests(files, rows, order, findings, options.tenant_by), paths=tree, texts=texts)
+
+
+def _tree(rows: Rows, options: Options) -> tuple[PathTree, Texts | None, int | None]:
+    """The paths of all rows; what prompts of text are made of; the first row whose ids do not name whole prefixes."""
+    if rows.keys is None:
+        found = options.keyed.paths(rows.streamed)
+        if isinstance(found, PathTree):
+            return found, None, None
+        ids, unique, texts = found, int(found.max(initial=-1)) + 1, None
+    else:
+        ids, unique, texts = _numbered_blocks(rows)
+    offsets = rows.offsets
+    broken = first_unchained(ids, offsets, unique)
+    if broken is None:
+        tree = path_trees.from_ids(ids, offsets)
+        return tree, None if texts is None else _renumbered(texts, ids, tree), None
+    chained, _ = chain(ids, offsets)
+    row = int(np.searchsorted(offsets, broken, side="right")) - 1
+    return path_trees.from_ids(chained, offsets), None, row
+
+
+def _renumbered(texts: Texts, ids: Ids, tree: PathTree) -> Texts:
+    """The answers' blocks numbered as the tree numbers those of prompts; others count on from there."""
+    number = np.full(int(max(ids.max(initial=-1), texts.answer_blocks.max(initial=-1))) + 1, -1, np.int64)
+    number[ids] = tree.blocks()
+    others = np.flatnonzero(number < 0)
+    number[others] = int(tree.first[-1]) + np.arange(others.size)
+    return replace(texts, answer_blocks=number[texts.answer_blocks])
 
 
 def _streamed(
@@ -237,7 +263,7 @@ def _requests(
         output_tokens=rows.output_tokens,
         duration_s=rows.duration_s,
         offsets=rows.offsets,
-        blocks=np.zeros(0, np.int32),
+        paths=np.zeros(0, np.int32),
         tenant=tenant,
         session=_numbered(rows.session, rows.line.size)[1],
         tenants=tenants,
@@ -249,6 +275,7 @@ def _requests(
 
 def _numbered_blocks(rows: Rows) -> tuple[Ids, int, Texts | None]:
     """Dense block ids, how many there are, and what prompts of text are made of; answers' blocks are numbered last."""
+    assert rows.keys is not None
     if not rows.texts:
         ids, unique = dense(rows.keys)
         return ids, unique, None
@@ -322,6 +349,9 @@ def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Findi
         text = "The log has no time stamps: its order is taken as that of arrival, and nothing over time is known."
         findings.append(Finding(severity="warning", code="no-times", text=text))
         return None
+    if (np.diff(time_s) >= 0).all():
+        findings += _ties(time_s)
+        return None
     parts, start = [], 0
     for file in files:
         part = np.arange(start, start + file.rows.line.size)
@@ -338,16 +368,22 @@ def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Findi
         text = f"{late:,} requests stood behind a later one: sorted by time, equal times kept as they stood."
         findings.append(Finding(severity="info", code="sorted", text=text))
         order = order[np.argsort(time_s[order], kind="stable")]
-    step = np.diff(time_s[order])
-    ties = float((step == 0).mean()) if step.size else 0.0
-    if ties > _TIES_WORTH_SAYING:
-        tick = float(step[step > 0].min()) if (step > 0).any() else 0.0
-        text = (
-            f"{show_percent(ties)} of the requests have the time stamp of the one before "
-            f"(the finest step is {show_duration(tick)}): reuse and load within a step are not resolved."
-        )
-        findings.append(Finding(severity="info", code="ties", text=text))
+    findings += _ties(time_s[order])
     return None if (order == np.arange(order.size)).all() else order
+
+
+def _ties(time_s: NDArray[np.float64]) -> list[Finding]:
+    """How many requests of a log in order have the time of the one before, where they are many."""
+    step = np.diff(time_s)
+    ties = float((step == 0).mean()) if step.size else 0.0
+    if ties <= _TIES_WORTH_SAYING:
+        return []
+    tick = float(step[step > 0].min()) if (step > 0).any() else 0.0
+    text = (
+        f"{show_percent(ties)} of the requests have the time stamp of the one before "
+        f"(the finest step is {show_duration(tick)}): reuse and load within a step are not resolved."
+    )
+    return [Finding(severity="info", code="ties", text=text)]
 
 
 def _unchained(where: str) -> Finding:
@@ -358,10 +394,9 @@ def _unchained(where: str) -> Finding:
     return Finding(severity="warning", code="ids-rechained", text=text)
 
 
-def _sizes(files: list[_File], order: Ints | None, ids: Ids, offsets: Ints, rows: Rows, unique: int) -> list[Finding]:
+def _sizes(files: list[_File], order: Ints | None, tree: PathTree, rows: Rows) -> list[Finding]:
     """A warning where one id names a block of two sizes, which a hash of its content cannot."""
-    tail = np.minimum(rows.input_tokens - rows.block_tokens * (rows.count - 1), rows.block_tokens)
-    two, first = two_sizes(ids, offsets, tail, rows.block_tokens, unique)
+    two, first = checks.two_sizes(rows, tree)
     if not two:
         return []
     text = (
@@ -376,5 +411,5 @@ def _numbered(names: Sequence[str | None], size: int) -> tuple[tuple[str, ...], 
     """The distinct names in order of appearance, and each row's number, -1 where it has none."""
     numbers: dict[str | None, int] = {None: -1}
     column = [numbers.setdefault(name, len(numbers) - 1) for name in names]
-    index = np.array(column, np.int64) if names else np.full(size, -1, np.int64)
+    index = np.array(column, np.int64) if names else np.broadcast_to(np.int64(-1), size)
     return tuple(name for name in numbers if name is not None), index

@@ -11,18 +11,24 @@ Blocks are dense ids from 0, each naming a whole prefix: one parent, one depth. 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvplan import paths
 from kvplan.documents import Hits, Requests
 from kvplan.kernels import announce, compiled
+from kvplan.paths import climbed
 from kvplan.progress import Progress, silent
 
 Ints: TypeAlias = NDArray[np.int64]
+Narrow: TypeAlias = NDArray[np.int32]
+Whole: TypeAlias = NDArray[np.integer[Any]]
 Floats: TypeAlias = NDArray[np.float64]
+Int: TypeAlias = Any  # inside a compiled loop: an int64 to Numba, a plain integer to a reader
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,14 +38,14 @@ class Runs:
     Entry i says that blocks `depth[i]` to `depth[i] + length[i] - 1` of the path of request `request[i]` were last
     touched by request `toucher[i]`, and that they stood at LRU stack ranks `rank[i]`, `rank[i] + 1`, … (1 is the
     most recent) when the request looked them up: a cache of C blocks holds a block if and only if its rank is at
-    most C. Ranks rise with depth across a request's runs, touchers fall.
+    most C. Ranks rise with depth across a request's runs, touchers fall. All are int32 where they fit.
     """
 
-    request: Ints
-    toucher: Ints
-    depth: Ints
-    length: Ints
-    rank: Ints
+    request: Whole
+    toucher: Whole
+    depth: Whole
+    length: Whole
+    rank: Whole
 
     def where(self, keep: NDArray[np.bool_]) -> Runs:
         """The runs for which `keep` is true. Kept runs of a request must be its shallowest ones."""
@@ -67,61 +73,100 @@ class Sweep:
 
 
 @compiled
-def _find_runs(blocks: NDArray[Any], starts: Ints, ends: Ints, unique: int) -> tuple[Ints, int]:
-    requests = starts.size
-    last = np.full(unique, -1, np.int32)  # by block: the request that touched it last
-    newest = np.zeros(requests + 1, np.int64)  # Fenwick tree over requests: blocks each was the last to touch
-    live = 0  # the tree's total
-    runs = np.empty((max(16, 2 * requests), 5), np.int64)
-    found = 0
-    for r in range(requests):
-        start = starts[r]
-        n = ends[r] - start
-        depth = 0
-        while depth < n:
-            q = last[blocks[start + depth]]
-            if q < 0:
-                break
-            base = starts[q]
-            limit = min(n, ends[q] - base)
-            end = depth + 1
-            while end < limit and blocks[start + end] == blocks[base + end]:
-                end += 1
-            newer = live
-            k = q + 1
-            while k > 0:
-                newer -= newest[k]
-                k &= k - 1
-            if found == runs.shape[0]:
-                grown = np.empty((2 * found, 5), np.int64)
-                grown[:found] = runs
-                runs = grown
-            row = runs[found]
-            # The `depth` shallower blocks of this path stood before this run too, and have left the tree already.
-            row[0], row[1], row[2], row[3], row[4] = r, q, depth, end - depth, newer + depth + 1
-            found += 1
-            live -= end - depth
-            k = q + 1
-            while k <= requests:
-                newest[k] -= end - depth
-                k += k & -k
-            depth = end
-        for position in range(start, start + n):
-            last[blocks[position]] = r
+def _added(newest: Narrow, r: Int, blocks: Int) -> None:
+    """Add to the number of blocks that request r was the last to touch, in a Fenwick tree over requests."""
+    k = r + 1
+    while k < newest.size:
+        newest[k] += blocks
+        k += k & -k
+
+
+@compiled
+def _recorded(runs: Narrow, found: Int, r: Int, q: Int, begin: Int, end: Int, newest: Narrow, live: Int) -> Narrow:
+    """Note that r takes the blocks at depths `begin` to `end` over from q; returns the table, or a wider one."""
+    if found == runs.shape[1]:
+        wider = np.empty((5, found + found // 2), np.int32)
+        wider[:, :found] = runs
+        runs = wider
+    newer, k = live, q + 1
+    while k > 0:
+        newer -= newest[k]
+        k &= k - 1
+    runs[0, found], runs[1, found], runs[2, found], runs[3, found] = r, q, begin, end - begin
+    runs[4, found] = newer + begin + 1  # the blocks above stood before these too, and have left the tree already
+    _added(newest, q, begin - end)
+    return runs
+
+
+@compiled
+def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tuple[Narrow, Int]:
+    requests = shared.size
+    # What has been touched of a stretch is a list of pieces from its beginning on, the newest first.
+    head = np.full(requests, -1, np.int32)
+    piece = np.empty((2 * requests + 1, 3), np.int32)  # the depth it ends at, who touched it last, the next one
+    pieces, spare = np.int64(0), np.int64(-1)
+    newest = np.zeros(requests + 1, np.int32)
+    live = np.int64(0)  # the Fenwick tree's total
+    runs = np.empty((5, max(16, 2 * requests)), np.int32)
+    found = np.int64(0)
+    up = np.empty(64, np.int32)
+    for i in range(rows.size):
+        r, n = np.int64(rows[i]), ends[i]
+        up, stretches = climbed(parent, shared, r, n, up)
+        begin, depth, q = (
+            np.int64(0),
+            np.int64(0),
+            np.int64(-1),
+        )  # the run at hand: r's blocks between these depths, which q touched last
+        for at in range(stretches - 1, -1, -1):
+            leave = np.int64(shared[up[at - 1]]) if at else n
+            here = np.int64(head[up[at]])
+            while here >= 0 and depth < leave:
+                if piece[here, 1] != q:
+                    if q >= 0:
+                        runs = _recorded(runs, found, r, q, begin, depth, newest, live)
+                        found, live = found + 1, live - (depth - begin)
+                    begin, q = depth, np.int64(piece[here, 1])
+                depth = min(np.int64(piece[here, 0]), leave)
+                if piece[here, 0] <= leave:
+                    after = np.int64(piece[here, 2])
+                    piece[here, 2], spare = spare, here
+                    here = after
+            if spare >= 0:
+                new, spare = spare, np.int64(piece[spare, 2])
+            else:
+                new, pieces = pieces, pieces + 1
+            piece[new, 0], piece[new, 1], piece[new, 2] = leave, r, here
+            head[up[at]] = new
+        if q >= 0:
+            runs = _recorded(runs, found, r, q, begin, depth, newest, live)
+            found, live = found + 1, live - (depth - begin)
         live += n
-        k = r + 1
-        while k <= requests:
-            newest[k] += n
-            k += k & -k
+        _added(newest, r, n)
     return runs, found
 
 
 @compiled
+def _run_tokens(request: Whole, depth: Whole, length: Whole, covered: Ints, block_tokens: int, tokens: Whole) -> None:
+    for i in range(request.size):
+        first = depth[i] * block_tokens
+        tokens[i] = min(first + length[i] * block_tokens, covered[request[i]]) - first
+
+
+@compiled
+def _hit_depths(request: Whole, depth: Whole, length: Whole, requests: int) -> Ints:
+    depths = np.zeros(requests, np.int64)
+    for i in range(request.size):
+        depths[request[i]] = max(depths[request[i]], depth[i] + length[i])
+    return depths
+
+
+@compiled
 def _sweep(
-    request: Ints,
-    depth: Ints,
-    length: Ints,
-    rank: Ints,
+    request: Whole,
+    depth: Whole,
+    length: Whole,
+    rank: Whole,
     covered: Ints,
     block_tokens: int,
     capacities: Ints,
@@ -166,7 +211,7 @@ def _sweep(
 
 @compiled
 def _working_set(
-    time_s: Floats, request: Ints, toucher: Ints, tokens: Ints, covered: Ints, window_s: float, moments: Floats
+    time_s: Floats, request: Whole, toucher: Whole, tokens: Whole, covered: Ints, window_s: float, moments: Floats
 ) -> tuple[int, Ints]:
     held = np.zeros(time_s.size, np.int64)  # by request: tokens it was the last to touch
     at = np.zeros(moments.size, np.int64)
@@ -196,25 +241,52 @@ def _working_set(
 
 
 @compiled
-def _hit_depths_within(blocks: NDArray[Any], offsets: Ints, group: Ints, order: Ints, unique: int) -> Ints:
-    seen = np.full(unique, -1, np.int64)  # by block: the group that touched it last; groups come one after another
+def _hit_depths_within(parent: Narrow, shared: Narrow, counts: Narrow, group: Ints, order: Ints) -> Ints:
+    # By stretch: down to which depth it has been seen, and by which group; groups come one after another.
+    seen, by = np.zeros(shared.size, np.int32), np.full(shared.size, -1, np.int64)
     depths = np.zeros(order.size, np.int64)
-    for r in order:
-        fresh = offsets[r]
-        while fresh < offsets[r + 1] and seen[blocks[fresh]] == group[r]:
-            fresh += 1
-        depths[r] = fresh - offsets[r]
-        for position in range(fresh, offsets[r + 1]):
-            seen[blocks[position]] = group[r]
+    up = np.empty(64, np.int32)
+    for turn in range(order.size):
+        r = order[turn]
+        up, stretches = climbed(parent, shared, r, counts[r], up)
+        for at in range(stretches - 1, -1, -1):
+            s = up[at]
+            leave = shared[up[at - 1]] if at else counts[r]
+            if by[s] >= 0 and group[order[by[s]]] == group[r]:
+                depths[r] = min(seen[s], leave)
+                seen[s] = max(seen[s], leave)
+            else:
+                seen[s] = leave
+            by[s] = turn
     return depths
 
 
 @compiled
-def _references(blocks: NDArray[Any], unique: int) -> Ints:
-    count = np.zeros(unique, np.int64)  # NumPy's bincount would first copy the ids as int64
-    for block in blocks:
-        count[block] += 1
-    return count
+def _stretches(parent: Narrow, shared: Narrow, first: Narrow, order: Ints) -> tuple[Narrow, int]:
+    """Stretches cut where references change; `order` is the requests by parent, then by the depth they share."""
+    requests = shared.size
+    times = np.ones(requests, np.int32)  # who shares any block of a request's own shares the first
+    for r in range(requests - 1, -1, -1):
+        if parent[r] >= 0:
+            times[parent[r]] += times[r]
+    found = np.empty((4, 2 * requests), np.int32)
+    size, i = 0, 0
+    while i < requests and parent[order[i]] < 0:
+        i += 1
+    for r in range(requests):
+        begin, left = shared[r], times[r]
+        end = begin + first[r + 1] - first[r]
+        while begin < end:
+            cut = end
+            if i < requests and parent[order[i]] == r:
+                cut = shared[order[i]]
+            found[0, size], found[1, size], found[2, size], found[3, size] = r, begin, cut, left
+            size += 1
+            begin = cut
+            while i < requests and parent[order[i]] == r and shared[order[i]] == cut:
+                left -= times[order[i]]
+                i += 1
+    return found, size
 
 
 def as_ints(values: NDArray[Any]) -> Ints:
@@ -223,57 +295,67 @@ def as_ints(values: NDArray[Any]) -> Ints:
 
 
 def block_ids(requests: Requests) -> NDArray[Any]:
-    """The log's block ids in the narrowest type the kernels are compiled for."""
+    """The log's block ids one after another, for what is played block by block: 4 bytes a reference."""
     return np.ascontiguousarray(requests.blocks, np.int32 if requests.blocks.size < 2**31 else np.int64)
 
 
 def covered_tokens(requests: Requests) -> Ints:
     """By request: input tokens that lie in its blocks, int64 (requests,). A tail without a block is left out."""
-    counts = np.diff(as_ints(requests.offsets))
-    covered: Ints = np.minimum(as_ints(requests.input_tokens), counts * requests.block_tokens)
-    return covered
+    covered = np.diff(as_ints(requests.offsets))
+    covered *= requests.block_tokens
+    return np.minimum(covered, requests.input_tokens, out=covered)
 
 
 def unique_blocks(requests: Requests) -> int:
     """How many distinct blocks the log has; its dense ids end just below."""
     if requests.unique is not None:
         return requests.unique
-    return int(requests.blocks.max()) + 1 if requests.blocks.size else 0
+    return int(paths.tree(requests).first[-1])
 
 
 def find_runs(
     requests: Requests, progress: Progress = silent, *, rows: Ints | None = None, keep: Ints | None = None
 ) -> Runs:
-    """Every reuse of the log as runs. O(block references) sequential steps plus O(runs x log requests).
+    """Every reuse of the log as runs. O(stretches of paths) sequential steps plus O(runs x log requests).
 
     As if the log had only the requests `rows` (ascending), each with only its leading `keep` blocks (by request of the
     whole log); the runs name requests of the whole log.
     """
     announce(progress, _find_runs)
     progress("finding every reuse")
-    offsets = as_ints(requests.offsets)
-    starts = offsets[:-1]
-    ends = offsets[1:] if keep is None else starts + keep
-    if rows is not None:
-        starts, ends = starts[rows], ends[rows]
-    table, found = _find_runs(block_ids(requests), starts, ends, unique_blocks(requests))
-    runs = as_runs(table[:found])
-    return runs if rows is None else replace(runs, request=rows[runs.request], toucher=rows[runs.toucher])
+    tree = paths.tree(requests)
+    ends = paths.counts(tree).astype(np.int64) if keep is None else keep
+    chosen = np.arange(ends.size, dtype=np.int32) if rows is None else rows.astype(np.int32)
+    table, found = _find_runs(tree.parent, tree.shared, chosen, ends if rows is None else ends[rows])
+    request, toucher, depth, length, rank = table[:, :found]
+    return Runs(request=request, toucher=toucher, depth=depth, length=length, rank=rank)
 
 
-def run_tokens(runs: Runs, requests: Requests) -> Ints:
-    """Tokens of each run, int64 (runs,): full blocks, and the remainder where a run ends in a partial last block."""
-    covered = covered_tokens(requests)[runs.request]
-    first = runs.depth * requests.block_tokens
-    tokens: Ints = np.minimum(first + runs.length * requests.block_tokens, covered) - first
+def run_tokens(runs: Runs, requests: Requests) -> Whole:
+    """Tokens of each run (runs,): full blocks, and the remainder where a run ends in a partial last block.
+
+    int32 where they fit.
+    """
+    covered = covered_tokens(requests)
+    kind: Any = np.int32 if covered.max(initial=0) < 2**31 else np.int64
+    tokens: Whole = np.empty(runs.request.size, kind)
+    _run_tokens(runs.request, runs.depth, runs.length, covered, requests.block_tokens, tokens)
     return tokens
 
 
 def hit_depths(runs: Runs, requests: Requests) -> Ints:
     """By request: leading blocks that an infinite cache holds, int64 (requests,)."""
-    depths = np.zeros(len(requests.input_tokens), np.int64)
-    np.maximum.at(depths, runs.request, runs.depth + runs.length)
+    depths: Ints = _hit_depths(runs.request, runs.depth, runs.length, len(requests.input_tokens))
     return depths
+
+
+def usable_depths(runs: Runs, requests: Requests) -> Ints:
+    """The same under an engine's rule: full blocks only, and the last token of a prompt is always computed."""
+    usable: Ints = requests.input_tokens - np.int64(1)
+    np.maximum(usable, 0, out=usable)
+    usable //= requests.block_tokens
+    np.minimum(usable, hit_depths(runs, requests), out=usable)
+    return usable
 
 
 def hits_at_every_capacity(runs: Runs, requests: Requests) -> tuple[Ints, Ints]:
@@ -281,7 +363,9 @@ def hits_at_every_capacity(runs: Runs, requests: Requests) -> tuple[Ints, Ints]:
     size = unique_blocks(requests) + 2
     starts = np.bincount(runs.rank, minlength=size) - np.bincount(runs.rank + runs.length, minlength=size)
     hit_blocks = np.cumsum(np.cumsum(starts))[:-1]
-    missing = runs.length * requests.block_tokens - run_tokens(runs, requests)  # of a partial last block, at its rank
+    missing = runs.length * np.int64(requests.block_tokens) - run_tokens(
+        runs, requests
+    )  # of a partial last block, at its rank
     partial = missing > 0
     lost = np.zeros(size, np.int64)
     np.add.at(lost, (runs.rank + runs.length - 1)[partial], missing[partial])
@@ -307,42 +391,54 @@ def sweep(runs: Runs, requests: Requests, capacities: Ints, class_ends: Ints) ->
     return Sweep(hit_blocks=hit_blocks, requests=counts, tokens=tokens, tokens_sq=squares)
 
 
-def working_set(runs: Runs, requests: Requests, window_s: float, moments: Floats) -> tuple[int, Ints]:
-    """Distinct tokens referenced in the last `window_s` seconds: the most after any arrival, and at each of `moments`.
+def working_set(
+    runs: Runs, requests: Requests, windows_s: Sequence[float], moments: Floats
+) -> tuple[list[int], list[Ints]]:
+    """Distinct tokens referenced in the last seconds: the most after any arrival, and at each of `moments`, by window.
 
-    `moments` ascend, on the clock of `requests.time_s`; an arrival exactly `window_s` ago still counts.
+    `moments` ascend, on the clock of `requests.time_s`; an arrival exactly a window ago still counts.
     """
     tokens, covered = run_tokens(runs, requests), covered_tokens(requests)
-    peak, at = _working_set(
-        np.ascontiguousarray(requests.time_s, np.float64),
-        runs.request,
-        runs.toucher,
-        tokens,
-        covered,
-        window_s,
-        moments,
-    )
-    return int(peak), at
+    time_s = np.ascontiguousarray(requests.time_s, np.float64)
+    found = [_working_set(time_s, runs.request, runs.toucher, tokens, covered, one, moments) for one in windows_s]
+    return [int(peak) for peak, _ in found], [at for _, at in found]
 
 
 def hit_depths_within(requests: Requests, group: Ints) -> Ints:
     """By request: leading blocks an infinite cache holds if nothing is shared between groups, int64 (requests,)."""
     order = np.argsort(group, kind="stable")
-    depths: Ints = _hit_depths_within(
-        block_ids(requests), as_ints(requests.offsets), as_ints(group), order, unique_blocks(requests)
-    )
+    tree = paths.tree(requests)
+    depths: Ints = _hit_depths_within(tree.parent, tree.shared, paths.counts(tree), as_ints(group), order)
     return depths
 
 
 def as_runs(table: Ints) -> Runs:
     """Runs from a table of their five fields, int64 (runs, 5)."""
-    request, toucher, depth, length, rank = (as_ints(table[:, column]) for column in range(5))
+    kind: Any = np.int32 if not table.size or table.max() < 2**31 else np.int64
+    request, toucher, depth, length, rank = (table[:, column].astype(kind) for column in range(5))
     return Runs(request=request, toucher=toucher, depth=depth, length=length, rank=rank)
 
 
-def references(requests: Requests) -> Ints:
-    """How many requests have each block, int64 (unique,). Along a path the counts never rise."""
-    return _references(block_ids(requests), unique_blocks(requests))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stretches:
+    """All distinct blocks of a log, each once, in the order in which they first appear, as stretches of paths.
+
+    Stretch i is the blocks at depths `first[i]` to `end[i] - 1` of request `request[i]`, which brought them in, and
+    `references[i]` requests have each of them. Along a path references never rise; a stretch ends where they fall.
+    """
+
+    request: Narrow
+    first: Narrow
+    end: Narrow
+    references: Narrow
+
+
+def references(requests: Requests) -> Stretches:
+    """How many requests have each block."""
+    tree = paths.tree(requests)
+    table, found = _stretches(tree.parent, tree.shared, tree.first, np.lexsort((tree.shared, tree.parent)))
+    request, first, end, times = table[:, :found]
+    return Stretches(request=request, first=first, end=end, references=times)
 
 
 def hits(requests: Requests, depths: Ints, capacity: int) -> Hits:
@@ -360,7 +456,8 @@ def hits(requests: Requests, depths: Ints, capacity: int) -> Hits:
 
 def as_hits(depths: Ints) -> Runs:
     """Runs that stand for hits of `depths` leading blocks at any capacity, so that a sweep measures them."""
-    request = np.flatnonzero(depths)
-    none = np.zeros(request.size, np.int64)
+    request = np.flatnonzero(depths).astype(np.int32)
+    none = np.zeros(request.size, np.int32)
     # A rank so low that every capacity reaches the end of the run.
-    return Runs(request=request, toucher=none, depth=none, length=depths[request], rank=-(1 << 40) + none)
+    low = none - np.int32(2**31 - 1)
+    return Runs(request=request, toucher=none, depth=none, length=depths[request].astype(np.int32), rank=low)

@@ -68,14 +68,12 @@ def profile(
         return _load_only(requests, timed, service)
     runs = reuse.find_runs(requests, progress) if runs is None else runs
     progress("measuring the curve")
-    tokens = reuse.run_tokens(runs, requests)
-    gap_s = requests.time_s[runs.request] - requests.time_s[runs.toucher]
-    alive = runs if ttl_s is None else runs.where(gap_s <= ttl_s)
+    alive = (
+        runs if ttl_s is None else runs.where(requests.time_s[runs.request] - requests.time_s[runs.toucher] <= ttl_s)
+    )
     grid = hitcurve.grid(reuse.unique_blocks(requests), asked)
-    held = requests.unique is None  # the log's blocks are in memory
-    tenants = ceilings.tenants(runs, requests, tokens) if held else ()
+    fields, same_moment = _of_runs(runs, requests, timed, ttl_s)
     times, held_by = _times(runs, requests, ttl_s, service) if timed else ({}, None)
-    times |= {"reuse_intervals": timeline.intervals(gap_s, tokens, ttl_s)} if timed else {}
     core = Workload(
         sources=requests.sources,
         curve=hitcurve.points(alive, requests, grid),
@@ -83,24 +81,40 @@ def profile(
         active_requests=None,
         service=held_by,
         ttl_s=ttl_s,
-        tenants=tenants,
-        reused_from=sharing.reused_from(runs, requests, tokens),
         **_totals(runs, requests, timed),
         **_starts(runs, alive, requests, grid, measure_from),
     )
+    core = replace(core, **fields, **times)
     progress("measuring what-ifs")
     extras, said = _what_ifs_of_runs(runs, requests, tiers), [remarks.NOT_HELD]
-    if held:
+    if requests.unique is None:  # the log's paths are in memory
         extras |= _what_ifs(runs, requests, asked, replicas)
         played, said = _policies(runs, requests, hitcurve.handful(requests, asked), other_policies, progress)
         extras |= played
     findings = (
         *requests.findings,
-        *remarks.about_time(requests, held_by, int(tokens[gap_s == 0].sum()), core.input_tokens, ttl_s),
-        *remarks.about_blocks(requests, asked, tenants),
+        *remarks.about_time(requests, held_by, same_moment, core.input_tokens, ttl_s),
+        *remarks.about_blocks(requests, asked, core.tenants),
         *said,
     )
-    return replace(core, **times, **extras, findings=findings)
+    return replace(core, **extras, findings=findings)
+
+
+def _of_runs(runs: reuse.Runs, requests: Requests, timed: bool, ttl_s: float | None) -> tuple[dict[str, Any], int]:
+    """The fields that are sums over the runs' tokens, and how many tokens repeat those of a request at that moment."""
+    tokens = reuse.run_tokens(runs, requests)
+    fields: dict[str, Any] = {
+        "tenants": ceilings.tenants(runs, requests, tokens) if requests.unique is None else (),
+        "reused_from": sharing.reused_from(runs, requests, tokens),
+    }
+    if not timed:
+        return fields, 0
+    between = timeline.gaps(runs, requests, tokens)
+    fields |= {
+        "reuse_intervals": timeline.intervals(between, ttl_s),
+        "working_set": timeline.working_sets(runs, requests, between, ttl_s),
+    }
+    return fields, int(tokens[between.gap_s == 0].sum())
 
 
 def _load_only(requests: Requests, timed: bool, service: ServiceModel | None) -> Workload:
@@ -267,18 +281,25 @@ def _times(
 ) -> tuple[dict[str, Any], ServiceModel]:
     """The fields that need time stamps, and how long requests were held to be in flight."""
     window_s = ttl_s or _LOAD_WINDOW_S
+    fields, held_by = _in_flight(runs, requests, window_s, service)
+    return fields | {
+        "load_window_s": window_s if requests.hashed else None,
+        "arrivals": timeline.by_hour(requests),
+    }, held_by
+
+
+def _in_flight(
+    runs: reuse.Runs, requests: Requests, window_s: float, service: ServiceModel | None
+) -> tuple[dict[str, Any], ServiceModel]:
+    """The fields that hang on how long requests are in flight."""
     duration_s, held_by = timeline.durations(requests, service)
     steps = timeline.flight(requests, duration_s)
     active_tokens, active_requests = timeline.in_flight(steps, float(requests.time_s[-1]))
-    fields = {
+    return {
         "active_tokens": active_tokens,
         "active_requests": active_requests,
-        "load_window_s": window_s if requests.hashed else None,
         "load": timeline.load(runs, requests, steps, window_s),
-        "arrivals": timeline.by_hour(requests),
-        "working_set": timeline.working_sets(runs, requests, ttl_s) if requests.hashed else (),
-    }
-    return fields, held_by
+    }, held_by
 
 
 def _starts(runs: reuse.Runs, alive: reuse.Runs, requests: Requests, grid: Ints, measure_from: float) -> dict[str, Any]:
@@ -303,16 +324,20 @@ def _what_ifs_of_runs(runs: reuse.Runs, requests: Requests, tiers: Sequence[int]
 def _what_ifs(runs: reuse.Runs, requests: Requests, asked: Sequence[int], replicas: int | None) -> dict[str, Any]:
     """The fields that look at the log otherwise and need its block ids."""
     some = hitcurve.handful(requests, asked)
-    references = reuse.references(requests)
     whole = int(requests.input_tokens.sum())
     hits = int(reuse.run_tokens(runs, requests).sum())
     rendered = whatif.decoded_hit_tokens(requests)
     more = whatif.decoded_hit_blocks(runs, requests) * requests.block_tokens if requests.output_tokens.any() else None
-    return {
-        "isolation": whatif.isolation(runs, requests, some),
-        "top_prefixes": sharing.top_prefixes(runs, requests, references),
+    references = reuse.references(requests)
+    shared = {
+        "top_prefixes": sharing.top_prefixes(requests, references),
         "hot_set": sharing.hot_set(references),
-        "without_one_off": whatif.without_one_off(requests, references, some),
+    }
+    keep = whatif.shared_blocks(requests, references)
+    del references  # it is as large as the runs
+    return shared | {
+        "isolation": whatif.isolation(runs, requests, some),
+        "without_one_off": whatif.curve(reuse.find_runs(requests, keep=keep), requests, some),
         "prompt_end_hit_ratio": ceilings.ratio(whatif.prompt_end_hit_tokens(runs, requests), whole),
         "decoded_ceiling_hit_ratio": None if more is None else ceilings.ratio(hits + more, whole),
         "decoded_hit_ratio": None if rendered is None else ceilings.ratio(rendered, whole),
@@ -329,7 +354,7 @@ def _policies(
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Other policies where asked for, the optimal one also where it is quick."""
     others = policies.curves(runs, requests, [name for name in named if name != "optimal"], some, progress)
-    if "optimal" not in named and len(some) * len(requests.blocks) > _QUICK:
+    if "optimal" not in named and len(some) * int(requests.offsets[-1]) > _QUICK:
         text = "The optimal policy was not played, as the log is long: --policies optimal does it."
         return {"policies": others}, [Finding(severity="info", code="optimal-not-played", text=text)]
     progress(f"playing the optimal policy at {len(some)} capacities")

@@ -545,7 +545,7 @@ def simulation() -> Document[Simulation]:
             output_tokens=np.array([one.output_tokens for one in log]),
             duration_s=np.full(len(log), np.nan),
             offsets=np.cumsum([0, *(len(one.blocks) for one in log)]),
-            blocks=np.array([names.setdefault(block, len(names)) for one in log for block in one.blocks]),
+            paths=np.array([names.setdefault(block, len(names)) for one in log for block in one.blocks]),
             tenant=np.full(len(log), -1),
             session=np.full(len(log), -1),
             tenants=(),

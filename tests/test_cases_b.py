@@ -225,7 +225,7 @@ def test_b15_one_scan_flushes_lru_and_not_arc() -> None:
         output_tokens=np.zeros(count, dtype=np.int64),
         duration_s=np.full(count, np.nan),
         offsets=np.cumsum([0, *(len(one) for one in runs)]),
-        blocks=np.array([block for one in runs for block in one]),
+        paths=np.array([block for one in runs for block in one]),
         tenant=np.full(count, -1),
         session=np.full(count, -1),
         tenants=(),

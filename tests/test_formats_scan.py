@@ -99,6 +99,13 @@ def test_the_quick_pass_and_the_full_decoder_read_the_same(
     assert outcome(path, monkeypatch, True, **options) == outcome(path, monkeypatch, False, **options)
 
 
+def test_an_error_counts_bytes_from_the_beginning_of_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"\n  {nothing}\n")
+    with pytest.raises(KvplanError, match=r"log.jsonl:2: not valid JSON: .*\(byte 3\)"):
+        read([path], format="mooncake", block_tokens=16)
+
+
 def test_plain_lines_do_not_need_the_full_decoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [
         {

@@ -393,7 +393,7 @@ def test_answers_have_blocks_of_their_own() -> None:
         output_tokens=array(3, 5),
         duration_s=np.full(2, np.nan),
         offsets=array(0, 2, 4),
-        blocks=array(0, 1, 0, 2),
+        paths=array(0, 1, 0, 2),
         tenant=array(-1, -1),
         session=array(-1, -1),
         tenants=(),

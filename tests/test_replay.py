@@ -41,7 +41,7 @@ def requests(
         output_tokens=np.array(outputs if outputs is not None else [1] * rows, np.int64),
         duration_s=np.array(durations if durations is not None else [np.nan] * rows, float),
         offsets=np.concatenate(([0], np.cumsum([len(path) for path in paths]))).astype(np.int64),
-        blocks=np.array([block for path in paths for block in path], np.int64),
+        paths=np.array([block for path in paths for block in path], np.int64),
         tenant=np.full(rows, -1, np.int64),
         session=np.array(sessions if sessions is not None else [-1] * rows, np.int64),
         tenants=(),

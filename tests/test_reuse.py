@@ -28,7 +28,7 @@ def make(paths: list[list[int]], inputs: list[int], *, tenants: list[int] | None
         output_tokens=np.zeros(len(paths), np.int64),
         duration_s=np.full(len(paths), np.nan),
         offsets=np.cumsum([0, *map(len, paths)]),
-        blocks=np.array([block for path in paths for block in path], np.int32),
+        paths=np.array([block for path in paths for block in path], np.int32),
         tenant=np.array(tenants or [-1] * len(paths), np.int64),
         session=np.full(len(paths), -1),
         tenants=tuple(f"t{i}" for i in range(max(tenants, default=-1) + 1)) if tenants else (),
@@ -165,7 +165,7 @@ def test_the_working_set_is_what_the_window_touches(requests: Requests, window: 
         return sum(sizes.values())
 
     moments = np.arange(0, requests.time_s[-1] + 15, 0.75)
-    peak, at = reuse.working_set(reuse.find_runs(requests), requests, window, moments)
+    (peak,), (at,) = reuse.working_set(reuse.find_runs(requests), requests, [window], moments)
     assert peak == max(distinct(time, i + 1) for i, time in enumerate(requests.time_s.tolist()))
     assert at.tolist() == [distinct(now, int((requests.time_s <= now).sum())) for now in moments.tolist()]
 
@@ -227,7 +227,7 @@ def test_more_runs_than_expected_make_the_table_grow() -> None:
 
 def test_wide_ids_and_other_integer_types_are_taken() -> None:
     requests = make([[0, 1], [0, 1, 2]], [8, 9])
-    wide = replace(requests, blocks=requests.blocks.astype(np.int64), offsets=requests.offsets.astype(np.int32))
+    wide = replace(requests, paths=requests.blocks.astype(np.int64), offsets=requests.offsets.astype(np.int32))
     assert reuse.hits_at_every_capacity(reuse.find_runs(wide), wide)[1].tolist() == [0, 4, 8, 8]
 
 

@@ -60,7 +60,7 @@ def log_of(
         output_tokens=np.array(outputs),
         duration_s=np.full(count, np.nan),
         offsets=np.array([0, *accumulate(len(path) for path in paths)]),
-        blocks=np.array([block for path in paths for block in path], np.int64),
+        paths=np.array([block for path in paths for block in path], np.int64),
         tenant=np.array(tenants or [-1] * count),
         session=np.full(count, -1),
         tenants=("a", "b"),
@@ -519,7 +519,7 @@ def test_a_real_log_at_low_load_hits_its_exact_curve(shared: Path) -> None:
         output_tokens=log.output_tokens[:count],
         duration_s=log.duration_s[:count],
         offsets=np.concatenate([[0], np.cumsum(full)]),
-        blocks=np.unique(kept, return_inverse=True)[1],
+        paths=np.unique(kept, return_inverse=True)[1],
         tenant=log.tenant[:count],
         session=log.session[:count],
     )

@@ -101,7 +101,7 @@ def log_part(log: Requests, start: int, end: int) -> Requests:
     return replace(
         log,
         offsets=offsets[start : end + 1] - offsets[start],
-        blocks=blocks,
+        paths=blocks,
         **{
             name: getattr(log, name)[start:end]
             for name in ("time_s", "input_tokens", "output_tokens", "duration_s", "tenant", "session")

@@ -246,23 +246,28 @@ def test_one_off_blocks_that_are_not_stored_leave_their_room(requests: Requests,
     shared = make(
         [[block for block in path if times[block] > 1] for path in paths_of(requests)], requests.input_tokens.tolist()
     )
-    point = whatif.without_one_off(requests, reuse.references(requests), [capacity])[0]
+    keep = whatif.shared_blocks(requests, reuse.references(requests))
+    point = whatif.curve(reuse.find_runs(requests, keep=keep), requests, [capacity])[0]
     assert point.hit_blocks == sum(lru(shared, capacity))
-    assert reuse.references(requests).tolist() == [times[block] for block in range(len(times))]
+    found = reuse.references(requests)
+    each = np.repeat(found.references, found.end - found.first)
+    assert each.tolist() == [
+        times[block] for block in dict.fromkeys(block for path in paths_of(requests) for block in path)
+    ]
 
 
 @settings(max_examples=60, deadline=None)
 @given(logs())
 def test_stretches_add_up_to_the_ceiling_and_the_hot_set_is_the_smallest(requests: Requests) -> None:
-    runs, times = reuse.find_runs(requests), reuse.references(requests)
-    prefixes = sharing.top_prefixes(runs, requests, times)
+    times = reuse.references(requests)
+    prefixes = sharing.top_prefixes(requests, times)
     ceiling = sum(tokens_of(requests, lru(requests, 10**6)))
     saved = [one.saved_tokens for one in prefixes]
     assert saved == sorted(saved, reverse=True)
     assert sum(saved) == ceiling if len(saved) < 10 else sum(saved) <= ceiling
     for one in prefixes:
         assert one.saved_tokens == (one.requests - 1) * (one.to_tokens - one.from_tokens)
-    hits = sorted((times - 1).tolist(), reverse=True)
+    hits = sorted((np.repeat(times.references, times.end - times.first) - 1).tolist(), reverse=True)
     for row in sharing.hot_set(times):
         wanted = row.hit_share_ratio * sum(hits)
         assert sum(hits[: row.blocks]) >= wanted > sum(hits[: row.blocks - 1])

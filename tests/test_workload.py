@@ -77,9 +77,8 @@ def test_golden_residency_of_the_conversation_trace(shared: Path) -> None:
     left = np.diff(requests.offsets).astype(np.int64)
     np.subtract.at(left, runs.toucher, runs.length)
     time_s = requests.time_s
-    hold = np.concatenate((time_s[runs.request] - time_s[runs.toucher], time_s[-1] - time_s))
     windows = np.array([1.0, 60.0, 300.0, 600.0, 3600.0])
-    means = timeline.mean_resident(hold, np.concatenate((runs.length, left)), windows, float(time_s[-1] - time_s[0]))
+    means = timeline.mean_resident(timeline.gaps(runs, requests, runs.length.astype(np.int64)), time_s, left, windows)
     assert np.round(means).tolist() == [78, 4552, 18_896, 33_126, 94_143]
     gaps = timeline.percentiles(time_s[runs.request] - time_s[runs.toucher], runs.length)
     assert (round(gaps.p50), round(gaps.p99)) == (114, 1578)
@@ -99,7 +98,7 @@ def coding(shared: Path) -> Requests:
         output_tokens=table["output_length"].to_numpy(),
         duration_s=np.full(rows, np.nan),
         offsets=ids.offsets.to_numpy().astype(np.int64),
-        blocks=ids.values.to_numpy(),
+        paths=ids.values.to_numpy(),
         tenant=np.full(rows, -1),
         session=table["sess"].to_numpy(),
         tenants=(),

@@ -33,7 +33,7 @@ def with_answers(requests: Requests) -> Requests:
         blocks[start : start + count] = requests.blocks[first : first + count]
         blocks[start + count : end] = np.arange(fresh, fresh + end - start - count)
         fresh += int(end - start - count)
-    return replace(requests, offsets=offsets, blocks=blocks)
+    return replace(requests, offsets=offsets, paths=blocks)
 
 
 def one_by_one(requests: Requests, blocks: int) -> int:

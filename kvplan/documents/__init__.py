@@ -352,6 +352,9 @@ from kvplan.documents.probe import (
     ProbeOptions as ProbeOptions,
 )
 from kvplan.documents.requests import (
+    PathTree as PathTree,
+)
+from kvplan.documents.requests import (
     Requests as Requests,
 )
 from kvplan.documents.requests import (

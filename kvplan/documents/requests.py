@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -14,6 +15,7 @@ if TYPE_CHECKING:  # NumPy costs a tenth of a second that the readers of finishe
     from numpy.typing import NDArray
 
     IntArray: TypeAlias = NDArray[np.integer[Any]]
+    NarrowArray: TypeAlias = NDArray[np.int32]
     FloatArray: TypeAlias = NDArray[np.floating[Any]]
 
 
@@ -49,18 +51,50 @@ class Texts(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     answer_told: IntArray
 
 
-class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+class PathTree(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """The paths of a log as the tree that they make: of each, what it shares with an earlier one, and what it adds.
+
+    The path of request r is the first `shared[r]` blocks of the path of request `parent[r]`, the earlier one that
+    brought in the last of them (-1 and 0: it shares none), followed by the blocks that r brings in:
+    `first[r]`, `first[r] + 1`, … below `first[r + 1]`. So ids count from 0 in the order in which blocks first appear,
+    and a log costs 12 bytes a request, however long its paths are. All are int32; a tree has fewer than 2^31 blocks.
+    """
+
+    parent: NarrowArray
+    shared: NarrowArray
+    first: NarrowArray
+
+    def blocks(self) -> NarrowArray:
+        """The block ids of all paths one after another, int32 (references,)."""
+        import numpy as np
+
+        ends = np.cumsum(self.shared + np.diff(self.first), dtype=np.int64)
+        blocks = np.empty(int(ends[-1]) if ends.size else 0, np.int32)
+        starts = [0, *ends.tolist()]
+        columns = (self.parent.tolist(), self.shared.tolist(), self.first[:-1].tolist())
+        for r, (parent, shared, first) in enumerate(zip(*columns, strict=True)):
+            start, end = starts[r], starts[r + 1]
+            if shared:
+                blocks[start : start + shared] = blocks[starts[parent] : starts[parent] + shared]
+            if start + shared < end:
+                blocks[start + shared : end] = np.arange(first, first + end - start - shared, dtype=np.int32)
+        return blocks
+
+
+class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False, dict=True):
     """A request log as one table, ordered by arrival; never saved, so it holds NumPy arrays.
 
     Request r has blocks `blocks[offsets[r]:offsets[r + 1]]`: dense ids from 0, each naming a whole prefix (one
-    parent, one depth), `block_tokens` tokens each. The last one holds only the remainder of `input_tokens[r]` where
-    `input_tokens[r]` is less than `blocks * block_tokens`; a tail without a block (full blocks only) is never reused.
-    `output_tokens` is 0 and `duration_s` NaN where the log does not say; `time_s` is NaN for every request where the
-    log has no time stamps (the order is then the file's). `tenant` and `session` index `tenants` and count from 0;
-    -1 means the log names none. Where `hashed` is false the log has lengths only: there are no blocks, `block_tokens`
-    is 1, and what it reuses is not known, which is not zero. `texts` is None where the log holds no text.
+    parent, one depth), `block_tokens` tokens each. `paths` holds them, as a tree or as that flat array; `blocks` is
+    made from a tree when somebody asks for it, with 4 bytes a reference. The last block of a request holds only the
+    remainder of `input_tokens[r]` where `input_tokens[r]` is less than `blocks * block_tokens`; a tail without a block
+    (full blocks only) is never reused. `output_tokens` is 0 and `duration_s` NaN where the log does not say; `time_s`
+    is NaN for every request where the log has no time stamps (the order is then the file's). `tenant` and `session`
+    index `tenants` and count from 0; -1 means the log names none. Where `hashed` is false the log has lengths only:
+    there are no blocks, `block_tokens` is 1, and what it reuses is not known, which is not zero. `texts` is None where
+    the log holds no text.
 
-    A log too large to hold its blocks has none in `blocks`: `offsets` still counts them, and `unique` how many differ.
+    A log too large to hold its blocks has none in `paths`: `offsets` still counts them, and `unique` how many differ.
     """
 
     block_tokens: int
@@ -69,7 +103,7 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     output_tokens: IntArray
     duration_s: FloatArray
     offsets: IntArray
-    blocks: IntArray
+    paths: PathTree | IntArray
     tenant: IntArray
     session: IntArray
     tenants: tuple[str, ...]
@@ -78,3 +112,8 @@ class Requests(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     hashed: bool = True
     texts: Texts | None = None
     unique: int | None = None
+
+    @cached_property
+    def blocks(self) -> IntArray:
+        """The block ids of all requests one after another."""
+        return self.paths.blocks() if isinstance(self.paths, PathTree) else self.paths

@@ -34,11 +34,12 @@ def read(lines: Lines, options: Options) -> Rows:
     columns = hashed.Columns(
         line=scanned.line,
         time_s=scanned.time,
-        input_tokens=scanned.numbers["input_length"],
+        input_tokens=known(scanned.numbers["input_length"]),
         output_tokens=known(scanned.numbers["output_length"]),
         count=scanned.count,
-        keys=scanned.keys,
-        sizes=np.full(scanned.line.size, size),
+        keys=None,
+        start=scanned.start,
+        sizes=np.broadcast_to(size, scanned.line.shape),
         tenant=scanned.tenant,
         session=_conversations(chats.tolist(), parents.tolist()),
     )

@@ -14,6 +14,7 @@ from kvplan.formats.lines import Lines
 Ints: TypeAlias = NDArray[np.int64]
 
 _NO_LIMIT = 2**62
+_SOME = 1 << 16  # rows at a time: what is computed of a whole log is as large as the log
 
 
 def _ceil_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
@@ -27,6 +28,19 @@ def _ceil_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
 def _floor_bounds(tokens: Ints, count: Ints) -> tuple[Ints, Ints]:
     """The least and the greatest block size for which floor(tokens / size) == count, row by row."""
     return tokens // (count + 1) + 1, np.where(count > 0, tokens // np.maximum(count, 1), _NO_LIMIT)
+
+
+_BOUNDS = {"ceil": _ceil_bounds, "floor": _floor_bounds}
+
+
+def _agreed(form: str, tokens: Ints, count: Ints) -> tuple[int, int]:
+    """The least and the greatest block size that fit every row, if the former does not exceed the latter."""
+    least, most = 1, _NO_LIMIT
+    for start in range(0, tokens.size, _SOME):
+        some = slice(start, start + _SOME)
+        low, high = _BOUNDS[form](tokens[some], count[some])
+        least, most = max(least, int(low.max())), min(most, int(high.min()))
+    return least, most
 
 
 def _contradictions(least: Ints, most: Ints) -> NDArray[np.bool_]:
@@ -63,14 +77,20 @@ def block_size(
     full blocks only; `given` where the user or the log names it, which `said` tells. Raises KvplanError for a log that
     several sizes fit and, through `lines`, for a row that none fits.
     """
-    bounds = {"ceil": _ceil_bounds(tokens, count), "floor": _floor_bounds(tokens, count)}
-    form, bad = _form(bounds, given)
-    for row in np.flatnonzero(bad):
-        size = f"block size {given}" if given else "any block size that fits the rows before"
-        lines.bad(int(line[row]), f"{tokens[row]} tokens in {count[row]} hash_ids do not fit {size}")
-    keep = ~bad
-    least, most = (bound[keep] for bound in bounds[form])
-    low, high = int(least.max(initial=1)), int(most.min(initial=_NO_LIMIT))
+    keep = np.ones(tokens.size, np.bool_)
+    for form in _BOUNDS:
+        low, high = _agreed(form, tokens, count)
+        if low <= (given or low) <= high:
+            break
+    else:
+        bounds = {form: bound(tokens, count) for form, bound in _BOUNDS.items()}
+        form, bad = _form(bounds, given)
+        for row in np.flatnonzero(bad):
+            size = f"block size {given}" if given else "any block size that fits the rows before"
+            lines.bad(int(line[row]), f"{tokens[row]} tokens in {count[row]} hash_ids do not fit {size}")
+        keep = ~bad
+        least, most = (bound[keep] for bound in bounds[form])
+        low, high = int(least.max(initial=1)), int(most.min(initial=_NO_LIMIT))
     if given is None and low != high:
         fits = f"of {low} to {high} tokens" if high < _NO_LIMIT else f"from {low} tokens up"
         raise KvplanError(f"{lines.name}: its rows fit any block size {fits}: give --block-tokens")

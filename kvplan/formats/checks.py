@@ -7,11 +7,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.documents import Finding
+from kvplan import paths
+from kvplan.documents import Finding, PathTree
 from kvplan.formats.rows import Rows
+from kvplan.kernels import compiled
 from kvplan.units import show_duration, show_percent
 
 Ints: TypeAlias = NDArray[np.int64]
+Narrow: TypeAlias = NDArray[np.int32]
 
 _LEAP_S = 3600.0
 _MANY = 0.01
@@ -46,21 +49,55 @@ def _mixed(*columns: NDArray[Any]) -> NDArray[np.uint64]:
     """One 64-bit hash a row of equally long columns."""
     mixed = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
-        bits = np.ascontiguousarray(column).astype(np.float64, copy=False).view(np.uint64)
-        mixed = (mixed ^ bits) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= np.ascontiguousarray(column, np.float64).view(np.uint64)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
         mixed ^= mixed >> np.uint64(29)
     return mixed
 
 
-def repeats(rows: Rows, ids: NDArray[Any], offsets: Ints) -> list[Finding]:
+def two_sizes(rows: Rows, tree: PathTree) -> tuple[int, int]:
+    """How many rows end in a block whose id names another number of tokens elsewhere, and the first such row.
+
+    A block within a path is full; of one that only ends paths, the first of them says how many tokens it has. (0, -1)
+    where there is none.
+    """
+    tail = rows.input_tokens - rows.block_tokens * (rows.count.astype(np.int64) - 1)
+    if (tail >= rows.block_tokens).all():
+        return 0, -1
+    wrong, first = _two_sizes(tree.parent, tree.shared, tree.first, tail, rows.block_tokens)
+    return int(wrong), int(first)
+
+
+@compiled
+def _two_sizes(parent: Narrow, shared: Narrow, first: Narrow, tail: Ints, block_tokens: int) -> tuple[int, int]:
+    # A path ends within what an earlier one brought in, where blocks are full, or at the end of what one brought in.
+    within = np.zeros(tail.size, np.bool_)  # by request: another path goes on after the last block it brought in
+    for r in range(tail.size):
+        s = parent[r]
+        if s >= 0 and first[r + 1] > first[r] and shared[r] == shared[s] + first[s + 1] - first[s]:
+            within[s] = True
+    wrong, at = 0, -1
+    for r in range(tail.size):
+        brings = first[r + 1] > first[r]
+        s = r if brings else parent[r]
+        if s < 0:
+            continue
+        said = min(tail[s], block_tokens)
+        if within[s] or (not brings and shared[r] < shared[s] + first[s + 1] - first[s]):
+            said = block_tokens
+        if min(tail[r], block_tokens) != said:
+            wrong += 1
+            at = r if at < 0 else at
+    return wrong, at
+
+
+def repeats(rows: Rows, tree: PathTree) -> list[Finding]:
     """Requests, and whole sessions, that another one equals."""
     if np.isnan(rows.time_s).any():
         return _repeated_sessions(rows)
-    last = np.full(rows.count.size, -1, np.int64)
-    some = rows.count > 0
-    last[some] = ids[offsets[1:][some] - 1]
     size = rows.line.size
-    same = size - np.unique(_mixed(rows.time_s, rows.input_tokens, rows.output_tokens, rows.count, last)).size
+    columns = (rows.time_s, rows.input_tokens, rows.output_tokens, rows.count, paths.last(tree))
+    same = size - np.unique(_mixed(*columns)).size
     findings = []
     if same > _MANY * size:
         text = (

@@ -54,26 +54,59 @@ def first_unchained(ids: NDArray[Any], offsets: Ints, parent: NDArray[Any]) -> i
 
 
 @compiled
-def two_sizes(ids: NDArray[Any], offsets: Ints, tail: Ints, block_tokens: int, size: Ints) -> tuple[int, int]:
-    """How many rows end in a block whose id names another size elsewhere, and the first such row (-1 for none).
+def number_small(keys: NDArray[Any], number: NDArray[np.int32], used: int, ids: NDArray[np.int32]) -> int:
+    """Number keys as they first appear, from `used` on; `number` is 1 + the number of each, 0 for none so far."""
+    for i in range(keys.size):
+        here = number[keys[i]]
+        if here == 0:
+            used += 1
+            here = used
+            number[keys[i]] = here
+        ids[i] = here - 1
+    return used
 
-    `tail` is each row's last block in tokens, `size` scratch of zeros, one an id.
+
+@compiled
+def number_hashed(
+    keys: NDArray[Any], table: NDArray[np.int32], names: Ints, used: int, most: int, ids: NDArray[np.int32]
+) -> tuple[int, int]:
+    """The same for keys of any size, by an open-addressing table: how many keys were done, and numbers used then.
+
+    Stops before a new key where `most` numbers are used. `names` is the key of each number. Blocks that a path brings
+    in are numbered one after another, so after a key comes mostly the next number: a comparison, not a cache miss.
     """
-    rows = offsets.size - 1
-    for row in range(rows):
-        for i in range(offsets[row], offsets[row + 1] - 1):
-            size[ids[i]] = block_tokens
-    count, first = 0, -1
-    for row in range(rows):
-        if offsets[row + 1] > offsets[row]:
-            here = ids[offsets[row + 1] - 1]
-            if size[here] == 0:
-                size[here] = tail[row]
-            elif size[here] != tail[row]:
-                count += 1
-                if first < 0:
-                    first = row
-    return count, first
+    shift = np.uint64(64 - int(np.log2(table.size)))
+    here = -1
+    for i in range(keys.size):
+        key = np.int64(keys[i])
+        here += 1
+        if here >= used or names[here] != key:
+            at = _slot(table, names, key, shift)
+            here = table[at]
+            if here < 0:
+                if used == most:
+                    return i, used
+                here = used
+                table[at], names[here] = here, key
+                used += 1
+        ids[i] = here
+    return keys.size, used
+
+
+@compiled
+def hash_names(names: Ints, used: int, table: NDArray[np.int32]) -> None:
+    """Fill an empty table, all -1, with the first `used` names."""
+    shift = np.uint64(64 - int(np.log2(table.size)))
+    for i in range(used):
+        table[_slot(table, names, names[i], shift)] = i
+
+
+@compiled
+def names_of(number: NDArray[np.int32], names: Ints) -> None:
+    """The key of each number, from 1 + the number of each small key."""
+    for key in range(number.size):
+        if number[key] > 0:
+            names[number[key] - 1] = key
 
 
 @compiled

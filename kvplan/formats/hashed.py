@@ -21,14 +21,18 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """A file's requests in file order. `sizes` are the block sizes that its lines or header name, 0 where none does."""
+    """A file's requests in file order. `sizes` are the block sizes that its lines or header name, 0 where none does.
+
+    Where `keys` is None they were streamed, the first row's as row `start`.
+    """
 
     line: Ints
     time_s: Floats
     input_tokens: Ints
     output_tokens: Ints
     count: Ints
-    keys: Keys
+    keys: Keys | None
+    start: int = 0
     duration_s: Floats | None = None
     sizes: Ints | None = None
     tenant: Sequence[str | None] = ()
@@ -48,26 +52,39 @@ def rows(lines: Lines, options: Options, columns: Columns, findings: Sequence[Fi
     for row in np.flatnonzero(odd):
         lines.bad(int(columns.line[row]), f"has {'a' if timed[row] else 'no'} time stamp, unlike the lines before")
     given, said = _named_size(lines, options.block_tokens, columns.sizes, named_by)
-    counts, line, tokens = columns.count[~odd], columns.line[~odd], columns.input_tokens[~odd]
+    like = ~odd if odd.any() else slice(None)
+    counts, line, tokens = columns.count[like], columns.line[like], columns.input_tokens[like]
     fits, size, finding = block_size(lines, line, tokens, counts, given, said)
     keep = ~odd
     keep[keep] = fits
-    every = bool(keep.all()) or options.sink is not None
-    duration = np.full(keep.size, np.nan) if columns.duration_s is None else columns.duration_s
+    duration = np.broadcast_to(np.nan, keep.shape) if columns.duration_s is None else columns.duration_s
+    keys, streamed = kept_keys(columns.keys, columns.start, columns.count, keep)
+    chosen = slice(None) if keep.all() else keep
     return Rows(
         block_tokens=size,
-        line=columns.line[keep],
-        time_s=columns.time_s[keep],
-        input_tokens=columns.input_tokens[keep],
-        output_tokens=columns.output_tokens[keep],
-        duration_s=duration[keep],
-        count=columns.count[keep],
-        keys=columns.keys if every else columns.keys[np.repeat(keep, columns.count)],
+        line=columns.line[chosen],
+        time_s=columns.time_s[chosen],
+        input_tokens=columns.input_tokens[chosen],
+        output_tokens=columns.output_tokens[chosen],
+        duration_s=duration[chosen],
+        count=columns.count[chosen],
+        keys=keys,
+        streamed=streamed,
         tenant=_kept(columns.tenant, keep),
         session=_kept(columns.session, keep),
         findings=(*findings, finding),
         local=columns.local,
     )
+
+
+def kept_keys(
+    keys: Keys | None, start: int, count: Ints, keep: NDArray[np.bool_]
+) -> tuple[Keys | None, NDArray[np.int64] | None]:
+    """`keys` and `streamed` of those rows of a file that are kept; `start` is its first row's place in the stream."""
+    every = bool(keep.all())
+    if keys is not None:
+        return keys if every else keys[np.repeat(keep, count)], None
+    return None, None if every and not start else start + np.flatnonzero(keep)
 
 
 def lengths_only(columns: Columns, findings: Sequence[Finding]) -> Rows:

@@ -47,14 +47,6 @@ def first_unchained(ids: Ids, offsets: Ints, unique: int) -> int | None:
     return None if found < 0 else found
 
 
-def two_sizes(ids: Ids, offsets: Ints, tail: Ints, block_tokens: int, unique: int) -> tuple[int, int]:
-    """How many rows end in a block whose id names another number of tokens elsewhere, and the first such row."""
-    if (tail == block_tokens).all():
-        return 0, -1
-    count, first = compiled.two_sizes(ids, offsets, tail, block_tokens, np.zeros(unique, np.int64))
-    return int(count), int(first)
-
-
 def chain(ids: Ids, offsets: Ints) -> tuple[Ids, int]:
     """Ids of whole prefixes from ids of block contents: equal where all blocks up to there are equal."""
     kind = ids.dtype.type

@@ -33,19 +33,20 @@ def detect(row: dict[str, Any]) -> bool:
 def read(lines: Lines, options: Options) -> Rows:
     """Read a whole file. Raises KvplanError naming the line that is malformed or contradicts the block size."""
     scanned = Scanner(lines, options, time="timestamp", ids="hash_ids", fields=_FIELDS).read()
+    findings = [] if np.isnan(scanned.time).all() else [_times(bool((scanned.time % 1 != 0).any()))]
     columns = hashed.Columns(
         line=scanned.line,
-        time_s=scanned.time / 1000,
-        input_tokens=scanned.numbers["input_length"],
+        time_s=np.divide(scanned.time, 1000, out=scanned.time),
+        input_tokens=known(scanned.numbers["input_length"]),
         output_tokens=known(scanned.numbers["output_length"]),
         count=scanned.count,
-        keys=scanned.keys,
+        keys=None,
+        start=scanned.start,
         duration_s=durations(scanned.numbers["duration_ms"]),
         sizes=known(scanned.numbers["block_size"]),
         session=names(scanned.numbers["session_id"]),
         tenant=scanned.tenant,
     )
-    findings = [] if np.isnan(scanned.time).all() else [_times(bool((scanned.time % 1 != 0).any()))]
     return hashed.rows(lines, options, columns, findings, "its field 'block_size'")
 
 

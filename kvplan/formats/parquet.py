@@ -31,9 +31,8 @@ def read(lines: Lines, options: Options) -> Rows:
             flat = [field.name for field in schema if not pyarrow.types.is_nested(field.type)]
             lists = [field.name for field in schema if _is_list(pyarrow.types, field.type)]
             found = roles(lines, [*flat, *lists], options)
-            ids, kind = _ids(pyarrow, file, found.get("hash_ids"))
-            room = np.empty(ids, kind) if kind is not None and options.sink is None else None
-            table = Table(lines, options, found, room)
+            ids = _ids(pyarrow, file, found.get("hash_ids"))
+            table = Table(lines, options, found)
             for batch in _batches(file, ids, lines, table.found, options):
                 table.add(batch)
     except (pyarrow.ArrowException, OSError) as error:
@@ -45,31 +44,42 @@ def _is_list(types: Any, kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind))
 
 
-def _ids(pyarrow: Any, file: Any, name: str | None) -> tuple[int, Any]:
-    """How many block ids a column has, which the file's directory knows, and the type to hold them in, each once.
-
-    (0, None) where there is no such column.
-    """
-    if name is None or not _is_list(pyarrow.types, kind := file.schema_arrow.field(name).type):
-        return 0, None
+def _ids(pyarrow: Any, file: Any, name: str | None) -> int:
+    """How many block ids a column has, which the file's directory knows; 0 where there is no such column."""
+    if name is None or not _is_list(pyarrow.types, file.schema_arrow.field(name).type):
+        return 0
     groups = [file.metadata.row_group(i) for i in range(file.num_row_groups)]
     columns = [group.column(i) for group in groups for i in range(group.num_columns)]
-    count = sum(column.num_values for column in columns if column.path_in_schema.split(".")[0] == name)
-    narrow = pyarrow.types.is_integer(kind.value_type) and kind.value_type != pyarrow.uint64()
-    return count, kind.value_type.to_pandas_dtype() if narrow else np.int64
+    return sum(column.num_values for column in columns if column.path_in_schema.split(".")[0] == name)
 
 
 def _batches(file: Any, ids: int, lines: Lines, found: dict[str, str], options: Options) -> Iterator[Batch]:
     row, rows = 1, file.metadata.num_rows
     size = max(64, _BATCH * max(rows, 1) // max(ids, rows, 1))
-    for batch in file.iter_batches(size, columns=sorted(set(found.values())), use_threads=False):
-        options.progress(f"reading {lines.name}", row / max(rows, 1))
-        yield Batch(
-            line=np.arange(row, row + batch.num_rows),
-            columns={role: _column(batch.column(name)) for role, name in found.items() if role != "hash_ids"},
-            lists=_lists(lines, found["hash_ids"], batch.column(found["hash_ids"])) if "hash_ids" in found else None,
-        )
-        row += batch.num_rows
+    for groups in _row_groups(file, size):
+        for batch in file.iter_batches(size, groups, columns=sorted(set(found.values())), use_threads=False):
+            options.progress(f"reading {lines.name}", row / max(rows, 1))
+            yield Batch(
+                line=np.arange(row, row + batch.num_rows),
+                columns={role: _column(batch.column(name)) for role, name in found.items() if role != "hash_ids"},
+                lists=_lists(lines, found["hash_ids"], batch.column(found["hash_ids"]))
+                if "hash_ids" in found
+                else None,
+            )
+            row += batch.num_rows
+
+
+def _row_groups(file: Any, rows: int) -> Iterator[list[int]]:
+    """The file's row groups, as few together as have so many rows: pyarrow lets go of what it read only at the end."""
+    some, size = [], 0
+    for group in range(file.num_row_groups):
+        some.append(group)
+        size += file.metadata.row_group(group).num_rows
+        if size >= rows:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 def _column(column: Any) -> Any:

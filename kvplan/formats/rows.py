@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from kvplan.documents import Finding
 from kvplan.formats import compiled
+from kvplan.formats.keyed import Keyed
 from kvplan.formats.parts import Told
 from kvplan.progress import Progress, silent
 
@@ -32,8 +33,8 @@ class Options:
     `columns` maps what a table's columns hold (`input_tokens`, `time_ms`, …) to their names in the file;
     `bytes_per_token` stands in for a tokenizer; `text_block_tokens` is the block size of logs of text where
     `block_tokens` is not given, `image_tokens` what an image adds to a prompt (None: not known); large logs of text are
-    tokenized by `processes`. With a `sink` block keys go there, some requests at a time in file order, and are not
-    kept.
+    tokenized by `processes`. Readers of formats that stream give block keys to `keyed` as they read them, some requests
+    at a time in file order; with a `sink` keys go there instead, and are not kept.
     """
 
     block_tokens: int | None = None
@@ -45,7 +46,15 @@ class Options:
     image_tokens: int | None = None
     processes: int = 1
     sink: Sink | None = None
+    keyed: Keyed = field(default_factory=Keyed)
     progress: Progress = silent
+
+    def take(self, count: NDArray[Any], input_tokens: NDArray[Any], keys: Keys) -> None:
+        """Take the block keys of some requests that a reader streams: how many each has, and all one after another."""
+        if self.sink is None:
+            self.keyed.add(keys, count)
+        elif count.size:
+            self.sink(count, input_tokens, keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,8 +62,9 @@ class Rows:
     """The requests of one file in file order.
 
     Row i stands at line `line[i]`, starts at `time_s[i]` (NaN in every row of a log without times) and has `count[i]`
-    blocks. `keys` holds all rows' block keys one after another: any integers, equal for equal blocks. `duration_s` is
-    NaN where not known; `tenant` and `session` are empty where the log names none.
+    blocks. `keys` holds all rows' block keys one after another: any integers, equal for equal blocks. Where it is None
+    the reader streamed them: row i is row `streamed[i]` of all that were streamed, `streamed` None where they are the
+    same. `duration_s` is NaN where not known; `tenant` and `session` are empty where the log names none.
 
     A log of lengths only has `hashed` false, no keys and a block size of 1: its reuse is not known, which is not zero.
     `texts` says what the prompts are made of, where the log holds text; else it is empty.
@@ -68,7 +78,8 @@ class Rows:
     output_tokens: NDArray[np.int64]
     duration_s: NDArray[np.float64]
     count: NDArray[np.int64]
-    keys: Keys
+    keys: Keys | None
+    streamed: NDArray[np.int64] | None = None
     tenant: Sequence[str | None] = ()
     session: Sequence[str | None] = ()
     findings: tuple[Finding, ...] = ()
@@ -84,8 +95,12 @@ class Rows:
     def take(self, order: NDArray[np.int64]) -> Rows:
         """The rows `order` names, in that order."""
         count = self.count[order]
-        keys = np.empty(int(count.sum()), self.keys.dtype)
-        compiled.gather(self.keys, self.offsets, order, keys)
+        keys = streamed = None
+        if self.keys is None:
+            streamed = order if self.streamed is None else self.streamed[order]
+        else:
+            keys = np.empty(int(count.sum()), self.keys.dtype)
+            compiled.gather(self.keys, self.offsets, order, keys)
         return Rows(
             block_tokens=self.block_tokens,
             line=self.line[order],
@@ -95,6 +110,7 @@ class Rows:
             duration_s=self.duration_s[order],
             count=count,
             keys=keys,
+            streamed=streamed,
             tenant=[self.tenant[row] for row in order] if self.tenant else (),
             session=[self.session[row] for row in order] if self.session else (),
             findings=self.findings,
@@ -108,6 +124,8 @@ def joined(parts: Sequence[Rows]) -> Rows:
     if len(parts) == 1:
         return parts[0]
     tenants, sessions = any(part.tenant for part in parts), any(part.session for part in parts)
+    keys = _apart(parts)
+    rows = [np.arange(part.line.size) if part.streamed is None else part.streamed for part in parts]
     return Rows(
         block_tokens=parts[0].block_tokens,
         line=np.concatenate([part.line for part in parts]),
@@ -116,7 +134,8 @@ def joined(parts: Sequence[Rows]) -> Rows:
         output_tokens=np.concatenate([part.output_tokens for part in parts]),
         duration_s=np.concatenate([part.duration_s for part in parts]),
         count=np.concatenate([part.count for part in parts]),
-        keys=np.concatenate(_apart(parts)),
+        keys=keys,
+        streamed=np.concatenate(rows) if keys is None else None,
         tenant=[name for part in parts for name in part.tenant or [None] * part.line.size] if tenants else (),
         session=[name for part in parts for name in part.session or [None] * part.line.size] if sessions else (),
         findings=tuple(finding for part in parts for finding in part.findings),
@@ -125,15 +144,24 @@ def joined(parts: Sequence[Rows]) -> Rows:
     )
 
 
-def _apart(parts: Sequence[Rows]) -> list[Keys]:
-    """Each part's keys, local ones changed so that no two parts share any: moved, or where they are hashes, salted."""
+def _apart(parts: Sequence[Rows]) -> Keys | None:
+    """All keys, local ones changed so that no two parts share any: moved, or where they are hashes, salted."""
+    keys = [part.keys for part in parts if part.keys is not None]
+    if not keys:
+        return None
     if not any(part.local for part in parts):
-        return [part.keys for part in parts]
-    if any(part.keys.min(initial=0) < 0 or part.keys.max(initial=0) >= _SMALL for part in parts):
-        return [part.keys.astype(np.int64) ^ np.int64((i * _SPREAD) % 2**63) for i, part in enumerate(parts)]
-    starts = np.cumsum([0, *(int(part.keys.max(initial=-1)) + 1 for part in parts)])
+        return np.concatenate(keys)
+    if any(part.min(initial=0) < 0 or part.max(initial=0) >= _SMALL for part in keys):
+        return np.concatenate([part.astype(np.int64) ^ np.int64((i * _SPREAD) % 2**63) for i, part in enumerate(keys)])
+    starts = np.cumsum([0, *(int(part.max(initial=-1)) + 1 for part in keys)])
     kind: Any = np.int32 if starts[-1] < 2**31 else np.int64
-    return [part.keys.astype(kind) + kind(start) for part, start in zip(parts, starts, strict=False)]
+    return np.concatenate([part.astype(kind) + kind(start) for part, start in zip(keys, starts, strict=False)])
+
+
+def narrow(values: NDArray[Any]) -> NDArray[Any]:
+    """Whole numbers in 32 bits where they fit."""
+    fits = not values.size or (values.min() >= -(2**31) and values.max() < 2**31)
+    return values.astype(np.int32) if fits else values
 
 
 def field_at(value: object, path: Sequence[str]) -> Any:

@@ -16,14 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
+from kvplan.formats.columns import NEVER, Column, absent
 from kvplan.formats.lines import Lines
-from kvplan.formats.rows import Keys, Options, field_at, label, malformed
+from kvplan.formats.rows import Options, field_at, label, malformed
 from kvplan.kernels import compiled, must_compile
 
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
 
-_NEVER = -(2**62)  # what a number reads as that a line does not have
 _QUOTE, _COLON, _COMMA, _DOT, _MINUS, _ZERO = 34, 58, 44, 46, 45, 48
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST, _NEWLINE = 123, 125, 91, 93, 10
 
@@ -44,13 +44,16 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scanned:
-    """A whole file's usable lines: times are as the file has them, NaN in lines without one."""
+    """A whole file's usable lines: times are as the file has them, NaN in lines without one.
+
+    Their block ids went to the options' `keyed` from its row `start` on, or to their sink.
+    """
 
     line: Ints
     time: NDArray[np.float64]
     numbers: dict[str, Ints]
     count: Ints
-    keys: Keys
+    start: int
     tenant: list[str | None]
 
 
@@ -242,19 +245,21 @@ def _scan(
 ) -> tuple[int, int, int, int]:
     """Read lines until one is not of the plain form or the text ends: (place, line number, rows, ids used)."""
     while at < text.size:
+        begin = at
         at = _blank(text, at)
         if text[at] == _NEWLINE:
             at += 1
             number += 1
             continue
-        numbers[row] = _NEVER
+        numbers[row] = NEVER
         end, moment, after = _line(text, at, names, ends, numbers[row], ids, used)
         for i in range(limits.shape[0]):
             value = numbers[row, i]
-            absent = value == _NEVER
+            absent = value == NEVER
             if (absent and limits[i, 0]) or (not absent and (value < limits[i, 1] or value > limits[i, 2])):
                 end = -1
         if end < 0:
+            at = begin  # an error counts bytes from there
             break
         line[row], time[row], count[row] = number, moment, after - used
         used = after
@@ -278,9 +283,9 @@ class Scanner:
         self._names = np.frombuffer("".join(names).encode(), np.uint8)
         self._ends = np.cumsum([len(name) for name in names])
         self._limits = np.array([(field.needed, field.least, field.most) for field in fields], np.int64).reshape(-1, 3)
-        self._parts: list[tuple[Ints, NDArray[np.float64], Ints, Ints]] = []
-        self._keys = bytearray()
-        self._kind: Any = np.int32
+        self._columns = [Column(), Column(np.float64), *(Column() for _ in range(1 + len(fields)))]
+        self._start = options.keyed.rows
+        self._tokens = next(i for i, field in enumerate(fields) if field.name == "input_length")
         self._tenants: list[str | None] = []
         self._labels: dict[str, int] = {}
         self._ids = np.empty(0, np.uint64)
@@ -292,10 +297,11 @@ class Scanner:
         number = self._block(b"\n", 0)  # so that there is a part even of an empty file
         for block in self._lines.blocks():
             number = self._block(block if block.endswith(b"\n") else block + b"\n", number)
-        line, time, numbers, count = (np.concatenate([part[i] for part in self._parts]) for i in range(4))
-        keys: Keys = np.frombuffer(self._keys, self._kind)
-        columns = {field.name: numbers[:, i] for i, field in enumerate(self._fields)}
-        return Scanned(line=line, time=time, numbers=columns, count=count, keys=keys, tenant=self._tenants)
+        self._ids = np.empty(0, np.uint64)
+        self._options.keyed.file_ends()
+        line, time, count, *numbers = (column.take() for column in self._columns)
+        columns = dict(zip((field.name for field in self._fields), numbers, strict=True))
+        return Scanned(line=line, time=time, numbers=columns, count=count, start=self._start, tenant=self._tenants)
 
     def _block(self, block: bytes, number: int) -> int:
         text = np.frombuffer(block, np.uint8)
@@ -320,20 +326,10 @@ class Scanner:
                     line[row], count[row] = number, ids.size
                     row, used = row + 1, used + ids.size
                 at, number = end + 1, number + 1
-        if self._options.sink is None:
-            self._keep(self._ids[:used])
-        elif row:
-            tokens = next(i for i, field in enumerate(self._fields) if field.name == "input_length")
-            self._options.sink(count[:row], numbers[:row, tokens].copy(), self._ids[:used].view(np.int64).copy())
-        self._parts.append((line[:row], time[:row], numbers[:row], count[:row]))
+        self._options.take(count[:row], numbers[:row, self._tokens].copy(), self._ids[:used].view(np.int64))
+        for column, values in zip(self._columns, (line[:row], time[:row], count[:row], *numbers[:row].T), strict=True):
+            column.extend(values)
         return number
-
-    def _keep(self, ids: NDArray[np.uint64]) -> None:
-        """Append ids to those of the blocks before: in 32 bits while all fit, in memory that grows in place."""
-        if self._kind is np.int32 and ids.size and ids.max() >= 2**31:
-            self._keys = bytearray(np.frombuffer(self._keys, np.int32).astype(np.int64).tobytes())
-            self._kind = np.int64
-        self._keys += ids.astype(np.int32).data if self._kind is np.int32 else ids.data
 
     def _slow(self, number: int, text: bytes, numbers: Ints) -> tuple[float, NDArray[np.uint64]] | None:
         """A line through the full decoder, None where it is blank or cannot be used."""
@@ -357,25 +353,31 @@ class Scanner:
             value = getattr(row, f"number{i}")
             if isinstance(value, str):
                 value = self._labels.setdefault(value, field.most + 1 + len(self._labels))
-            numbers[i] = _NEVER if value is None else value
+            numbers[i] = NEVER if value is None else value
         return float("nan") if row.time is None else row.time, ids
 
 
 def known(numbers: Ints) -> Ints:
     """Numbers as scanned, 0 in lines that have none."""
-    return np.where(numbers == _NEVER, 0, numbers)
+    if absent(numbers):
+        return np.broadcast_to(np.int64(0), numbers.shape)
+    known = numbers.astype(np.int64)
+    known[known == NEVER] = 0
+    return known
 
 
 def durations(numbers: Ints) -> NDArray[np.float64]:
     """Milliseconds as scanned in seconds, NaN in lines that have none."""
-    return np.where(numbers == _NEVER, np.nan, numbers / 1000)
+    if absent(numbers):
+        return np.broadcast_to(np.nan, numbers.shape)
+    return np.where(numbers == NEVER, np.nan, numbers / 1000)
 
 
 def names(numbers: Ints) -> list[str | None]:
     """Labels as scanned: equal names for equal labels, None in lines that have none; empty where no line has one."""
-    if (numbers == _NEVER).all():
+    if (numbers == NEVER).all():
         return []
-    return [None if number == _NEVER else str(number) for number in numbers.tolist()]
+    return [None if number == NEVER else str(number) for number in numbers.tolist()]
 
 
 def _row_type(time: str, ids: str, fields: Sequence[Field], tenant_key: Sequence[str]) -> Any:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from kvplan.documents import Finding
 from kvplan.errors import KvplanError, UsageError
 from kvplan.formats.blocks import block_size
+from kvplan.formats.hashed import kept_keys
 from kvplan.formats.lines import Lines
-from kvplan.formats.rows import Keys, Options, Rows
+from kvplan.formats.rows import Keys, Options, Rows, narrow
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
@@ -99,17 +100,16 @@ def known_header(names: Sequence[str]) -> bool:
 
 
 class Table:
-    """The rows of one table, collected a batch at a time. `keys` is room for all keys, where their number is known."""
+    """The rows of one table, collected a batch at a time; their block keys go on to the options."""
 
-    def __init__(self, lines: Lines, options: Options, found: dict[str, str], keys: Keys | None = None) -> None:
+    def __init__(self, lines: Lines, options: Options, found: dict[str, str]) -> None:
         self._lines = lines
         self._options = options
         self.found = found
-        self._parts: list[tuple[Ints, Any, Ints, Ints, Floats, Ints, Keys]] = []
+        self._parts: list[tuple[Ints, Any, Ints, Ints, Floats, Ints]] = []
         self._labels: dict[str, list[Sequence[str | None]]] = {"tenant": [], "session": []}
         self._sizes: set[int] = set()
-        self._room = keys
-        self._used = 0
+        self._start = options.keyed.rows
 
     def add(self, batch: Batch) -> None:
         """Take a batch. Rows with a length that is none are bad."""
@@ -129,18 +129,14 @@ class Table:
         self._refuse(batch, next((role for role in DURATION_UNITS if role in batch.columns), ""), wrong & ~bad)
         keep = np.flatnonzero(~(bad | wrong))
         keys, count = _kept(batch.lists, keep, batch.line.size)
-        if self._options.sink is not None and keep.size:
-            self._options.sink(count, columns["input_tokens"][keep], keys)
-            keys = np.zeros(0, keys.dtype)  # an empty view would keep the whole batch in memory
-        if self._room is not None and self._used + keys.size > self._room.size:
-            raise KvplanError(f"{self._lines.name}: holds more block ids than its directory says: the file is damaged")
-        if self._room is not None:
-            self._room[self._used : self._used + keys.size] = keys
-            self._used, keys = self._used + keys.size, np.zeros(0, keys.dtype)
+        self._options.take(count, columns["input_tokens"][keep], keys)
         output = columns.get("output_tokens", np.zeros(batch.line.size, np.int64))
         self._sizes.update(np.unique(columns["block_tokens"][keep]).tolist() if "block_tokens" in columns else ())
         self._parts.append(
-            (batch.line[keep], time[keep], columns["input_tokens"][keep], output[keep], duration[keep], count, keys)
+            (
+                *(narrow(batch.line[keep]), time[keep], columns["input_tokens"][keep]),
+                *(output[keep], duration[keep], narrow(count)),
+            )
         )
         for role, parts in self._labels.items():
             if role in batch.columns:
@@ -163,8 +159,8 @@ class Table:
         line, time, input_tokens, output_tokens, duration, count = (
             np.concatenate([part[i] for part in self._parts]) for i in range(6)
         )
-        keys = np.concatenate([part[6] for part in self._parts]) if self._room is None else self._room[: self._used]
         hashed = "hash_ids" in self.found
+        self._options.keyed.file_ends()
         time_s, said = _seconds(time, self.found, hashed)
         findings = [Finding(severity="info", code="times", text=said)] if said else []
         keep, size = np.ones(line.size, np.bool_), 1
@@ -172,7 +168,7 @@ class Table:
             given, how = self._given()
             keep, size, finding = block_size(self._lines, line, input_tokens, count, given, how)
             findings.append(finding)
-        every = bool(keep.all()) or self._options.sink is not None
+        keys, streamed = kept_keys(None, self._start, count, keep)
         return Rows(
             block_tokens=size,
             line=line[keep],
@@ -181,7 +177,8 @@ class Table:
             output_tokens=output_tokens[keep],
             duration_s=duration[keep],
             count=count[keep],
-            keys=keys if every else keys[np.repeat(keep, count)],
+            keys=keys,
+            streamed=streamed,
             tenant=_names(self._labels["tenant"], keep),
             session=_names(self._labels["session"], keep),
             findings=tuple(findings),

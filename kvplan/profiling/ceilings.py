@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvplan import reuse
 from kvplan.documents import HitRates, Requests, Tenant
+from kvplan.kernels import compiled
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -18,10 +19,11 @@ _MOST_TENANTS = 100
 def hit_rates(runs: reuse.Runs, requests: Requests, first: int) -> HitRates:
     """The infinite cache's hits of the requests from `first` on, by token, by block and by request."""
     depths = reuse.hit_depths(runs, requests)[first:]
-    references = int(np.diff(requests.offsets)[first:].sum())
+    references = int(requests.offsets[-1] - requests.offsets[first])
     covered = reuse.covered_tokens(requests)[first:]
-    tokens = int(np.minimum(depths * requests.block_tokens, covered).sum())
     whole, blocks, any_hit = int(requests.input_tokens[first:].sum()), int(depths.sum()), int((depths > 0).sum())
+    depths *= requests.block_tokens
+    tokens = int(np.minimum(depths, covered, out=depths).sum())
     return HitRates(
         measured_from=first,
         requests=depths.size,
@@ -43,8 +45,7 @@ def ratio(part: int, whole: int) -> float:
 
 def engine_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
     """Hits under an engine's rule: full blocks only, and the last token of a prompt is always computed."""
-    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
-    return int(np.minimum(reuse.hit_depths(runs, requests), usable).sum()) * requests.block_tokens
+    return int(reuse.usable_depths(runs, requests).sum()) * requests.block_tokens
 
 
 def reused_novel_tokens(runs: reuse.Runs, requests: Requests) -> int:
@@ -52,15 +53,31 @@ def reused_novel_tokens(runs: reuse.Runs, requests: Requests) -> int:
 
     Where one id names blocks of two sizes, at most what the toucher brought in: more of it nobody stored.
     """
-    created_from = reuse.hit_depths(runs, requests)[runs.toucher]
-    whole = reuse.covered_tokens(requests)
-    covered = np.minimum(whole[runs.request], whole[runs.toucher])
-    first = np.maximum(runs.depth, created_from) * requests.block_tokens
-    end = np.minimum((runs.depth + runs.length) * requests.block_tokens, covered)
-    return int(np.maximum(end - first, 0).sum())
+    depths, covered = reuse.hit_depths(runs, requests), reuse.covered_tokens(requests)
+    return int(
+        _reused_novel(runs.request, runs.toucher, runs.depth, runs.length, depths, covered, requests.block_tokens)
+    )
 
 
-def tenants(runs: reuse.Runs, requests: Requests, tokens: Ints) -> tuple[Tenant, ...]:
+@compiled
+def _reused_novel(
+    request: reuse.Whole,
+    toucher: reuse.Whole,
+    depth: reuse.Whole,
+    length: reuse.Whole,
+    created_from: Ints,
+    covered: Ints,
+    block_tokens: int,
+) -> int:
+    total = 0
+    for i in range(request.size):
+        whole = min(covered[request[i]], covered[toucher[i]])
+        end = min((depth[i] + length[i]) * block_tokens, whole)
+        total += max(end - max(depth[i], created_from[toucher[i]]) * block_tokens, 0)
+    return total
+
+
+def tenants(runs: reuse.Runs, requests: Requests, tokens: reuse.Whole) -> tuple[Tenant, ...]:
     """Each tenant's hits in a shared infinite cache and in one of its own, largest first."""
     if not requests.tenants:
         return ()

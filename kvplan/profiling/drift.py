@@ -78,6 +78,8 @@ def _earlier(runs: reuse.Runs, requests: Requests) -> Ints:
     """By request: the one of its session that it repeats most of, else the one before it there; -1 for none."""
     session = np.asarray(requests.session)
     rows = np.flatnonzero(session >= 0)
+    if not rows.size:
+        return np.broadcast_to(np.int64(-1), session.size)
     with_whom = np.full(session.size, -1, np.int64)
     order = rows[np.argsort(session[rows], kind="stable")]
     again = np.flatnonzero(session[order][1:] == session[order][:-1])
@@ -93,8 +95,10 @@ def _divergences(runs: reuse.Runs, requests: Requests, earlier: Ints) -> tuple[I
     A request is held against the one that it continues (`earlier`), if it is at least as long: then it ought to contain
     that one's full blocks. What others have cached is not lost.
     """
-    full = np.minimum(requests.input_tokens // requests.block_tokens, np.diff(reuse.as_ints(requests.offsets)))
     leaves = np.flatnonzero(earlier >= 0)
+    if not leaves.size:
+        return leaves, leaves, leaves
+    full = np.minimum(requests.input_tokens // requests.block_tokens, np.diff(reuse.as_ints(requests.offsets)))
     leaves = leaves[full[leaves] >= full[earlier[leaves]]]
     depth = reuse.hit_depths(runs, requests)[leaves]
     lost = full[earlier[leaves]] - depth

@@ -54,8 +54,9 @@ def points(
     covered = reuse.covered_tokens(requests)
     ends = _class_ends(int(covered.max(initial=0)))
     hits = reuse.sweep(runs, requests, capacities, ends)
-    counts = np.diff(requests.offsets)
-    fills = _fill_times(requests, counts - reuse.hit_depths(stored or runs, requests), capacities)
+    novel = np.diff(reuse.as_ints(requests.offsets))
+    novel -= reuse.hit_depths(stored or runs, requests)
+    fills = _fill_times(requests, novel, capacities)
     whole = int(requests.input_tokens.sum())
     rows = []
     for i, capacity in enumerate(capacities.tolist()):
@@ -86,8 +87,10 @@ def _classes(ends: Ints, requests: Ints, tokens: Ints, tokens_sq: Ints) -> tuple
 
 
 def _fill_times(requests: Requests, novel_blocks: Ints, capacities: Ints) -> list[float | None]:
-    """When, after the first arrival, as many distinct blocks have come as each capacity holds; None if never."""
-    seen = np.cumsum(novel_blocks)
-    full = np.searchsorted(seen, capacities)
-    since = requests.time_s - requests.time_s[0]
-    return [None if i >= len(since) or np.isnan(since[i]) else float(since[i]) for i in full.tolist()]
+    """When, after the first arrival, as many distinct blocks have come as each capacity holds; None if never.
+
+    Adds up `novel_blocks`, the distinct blocks that each request brings, in place.
+    """
+    full = np.searchsorted(np.cumsum(novel_blocks, out=novel_blocks), capacities)
+    since = [float(requests.time_s[i] - requests.time_s[0]) if i < len(novel_blocks) else np.nan for i in full.tolist()]
+    return [None if np.isnan(one) else one for one in since]

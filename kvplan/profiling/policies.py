@@ -93,7 +93,12 @@ def _ranked_victim(heap: Heap, tree: _Tree, first: Ints, second: Ints, spared: i
 
 @compiled
 def _play_ranked(
-    blocks: NDArray[Any], offsets: Ints, unique: int, capacity: int, policy: int, later: tuple[Ints, Ints, Ints, Ints]
+    blocks: NDArray[Any],
+    offsets: Ints,
+    unique: int,
+    capacity: int,
+    policy: int,
+    later: tuple[Ints, reuse.Whole, reuse.Whole, reuse.Whole],
 ) -> Ints:
     """LRU, FIFO, LFU and optimal: of the leaves, the one with the least (first, second) goes."""
     later_start, later_depth, later_length, later_request = later
@@ -357,7 +362,7 @@ def hit_depths(requests: Requests, policy: str, capacity: int, runs: reuse.Runs)
     return depths
 
 
-def _later(runs: reuse.Runs, requests: int) -> tuple[Ints, Ints, Ints, Ints]:
+def _later(runs: reuse.Runs, requests: int) -> tuple[Ints, reuse.Whole, reuse.Whole, reuse.Whole]:
     """By request, which ranges of its path are used next by which request: starts (requests + 1,), and the runs."""
     order = np.lexsort((runs.depth, runs.toucher))
     starts = np.searchsorted(runs.toucher[order], np.arange(requests + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,7 @@ from kvplan.documents import HotSet, Requests, ReuseSource, SharedPrefix
 from kvplan.kernels import compiled
 
 Ints: TypeAlias = NDArray[np.int64]
+Narrow: TypeAlias = NDArray[np.int32]
 
 _TOP = 10
 _SHARES = (0.25, 0.5, 0.75, 0.9, 0.99)
@@ -19,63 +20,43 @@ _SOURCES = ("same session", "same tenant", "another tenant", "unknown")
 
 
 @compiled
-def _segments(
-    blocks: NDArray[Any], offsets: Ints, depths: Ints, covered: Ints, references: Ints, block_tokens: int, most: int
+def _most_saving(
+    request: Narrow, first: Narrow, end: Narrow, references: Narrow, covered: Ints, block_tokens: int, most: int
 ) -> Ints:
-    """The `most` stretches that save most, unordered: request, first and end block, references, saved tokens each.
-
-    A request brings in what lies below its hit prefix; a stretch ends where references change. Every block is brought
-    in once, so that every block lies in one stretch.
-    """
-    best = np.zeros((most, 5), np.int64)
-    for r in range(depths.size):
-        first = depths[r]
-        n = offsets[r + 1] - offsets[r]
-        while first < n:
-            times = references[blocks[offsets[r] + first]]
-            if times < 2:
-                break
-            end = first + 1
-            while end < n and references[blocks[offsets[r] + end]] == times:
-                end += 1
-            saved = (times - 1) * (min(end * block_tokens, covered[r]) - first * block_tokens)
-            least = np.argmin(best[:, 4])
-            if saved > best[least, 4]:
-                best[least, 0], best[least, 1], best[least, 2], best[least, 3] = r, first, end, times
-                best[least, 4] = saved
-            first = end
+    """The `most` stretches that save most, unordered: which, up to which token, and saved tokens of each."""
+    best = np.zeros((most, 3), np.int64)
+    for i in range(request.size):
+        to = min(end[i] * block_tokens, covered[request[i]])
+        saved = (references[i] - 1) * (to - first[i] * block_tokens)
+        least = np.argmin(best[:, 2])
+        if saved > best[least, 2]:
+            best[least, 0], best[least, 1], best[least, 2] = i, to, saved
     return best
 
 
-def top_prefixes(runs: reuse.Runs, requests: Requests, references: Ints) -> tuple[SharedPrefix, ...]:
+def top_prefixes(requests: Requests, references: reuse.Stretches) -> tuple[SharedPrefix, ...]:
     """The ten stretches of prompt, each shared by the same requests, that an infinite cache saves most with."""
-    best = _segments(
-        reuse.block_ids(requests),
-        reuse.as_ints(requests.offsets),
-        reuse.hit_depths(runs, requests),
-        reuse.covered_tokens(requests),
-        references,
-        requests.block_tokens,
-        _TOP,
-    )
-    covered = reuse.covered_tokens(requests)
-    order = np.lexsort((best[:, 1], best[:, 0], -best[:, 4]))
-    return tuple(
+    found = references
+    columns = (found.request, found.first, found.end, found.references)
+    best = _most_saving(*columns, reuse.covered_tokens(requests), requests.block_tokens, _TOP)
+    rows = [
         SharedPrefix(
-            from_tokens=first * requests.block_tokens,
-            to_tokens=min(end * requests.block_tokens, int(covered[request])),
-            requests=times,
+            from_tokens=int(found.first[at]) * requests.block_tokens,
+            to_tokens=to,
+            requests=int(found.references[at]),
             saved_tokens=saved,
-            first_request=request,
+            first_request=int(found.request[at]),
         )
-        for request, first, end, times, saved in best[order].tolist()
+        for at, to, saved in best.tolist()
         if saved
-    )
+    ]
+    return tuple(sorted(rows, key=lambda row: (-row.saved_tokens, row.first_request, row.from_tokens)))
 
 
-def hot_set(references: Ints) -> tuple[HotSet, ...]:
+def hot_set(references: reuse.Stretches) -> tuple[HotSet, ...]:
     """The fewest blocks that give some shares of all block hits: the most referenced ones."""
-    blocks_with = np.bincount(references)  # by number of references
+    blocks = references.end - references.first
+    blocks_with = np.bincount(references.references, weights=blocks).astype(np.int64)  # by number of references
     hits = blocks_with * np.maximum(np.arange(blocks_with.size) - 1, 0)
     times = np.arange(blocks_with.size)[::-1]
     reached = np.cumsum(hits[::-1])
@@ -92,7 +73,7 @@ def hot_set(references: Ints) -> tuple[HotSet, ...]:
     return tuple(rows)
 
 
-def reused_from(runs: reuse.Runs, requests: Requests, tokens: Ints) -> tuple[ReuseSource, ...]:
+def reused_from(runs: reuse.Runs, requests: Requests, tokens: reuse.Whole) -> tuple[ReuseSource, ...]:
     """Hit tokens of an infinite cache by who used them last; empty where the log names neither session nor tenant."""
     if (requests.session < 0).all() and (requests.tenant < 0).all():
         return ()

@@ -13,14 +13,17 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from kvplan import reuse
+from kvplan import paths, reuse
 from kvplan.documents import Finding, Granularity, Hits, Isolation, Replicas, Requests, Tier
 from kvplan.errors import KvplanError, UsageError
 from kvplan.kernels import compiled
+from kvplan.paths import block_at, stretch_of
 
 Ints: TypeAlias = NDArray[np.int64]
+Narrow: TypeAlias = NDArray[np.int32]
 
 _MOST_REPLICAS = 64  # a bit each in a word
+_FARTHEST = 2**31 - 1
 _AFFINE = 0.5  # a router follows a cached prefix that is more than this share of the prompt
 
 
@@ -47,25 +50,14 @@ def curve(runs: reuse.Runs, requests: Requests, capacities: Sequence[int], first
     )
 
 
-def without_one_off(requests: Requests, references: Ints, capacities: Sequence[int]) -> tuple[Hits, ...]:
-    """LRU that does not store the blocks with one reference, which the log never uses again: what they cost."""
-    shared = _shared_blocks(reuse.block_ids(requests), reuse.as_ints(requests.offsets), references)
-    return curve(reuse.find_runs(requests, keep=shared), requests, capacities)
+def shared_blocks(requests: Requests, references: reuse.Stretches) -> Ints:
+    """By request: its leading blocks that other requests have too, int64 (requests,).
 
-
-@compiled
-def _shared_blocks(blocks: NDArray[Any], offsets: Ints, references: Ints) -> Ints:
-    """By request: its leading blocks that other requests have too (along a path references never rise)."""
-    shared = np.zeros(offsets.size - 1, np.int64)
-    for r in range(shared.size):
-        low, high = offsets[r], offsets[r + 1]
-        while low < high:
-            middle = (low + high) // 2
-            if references[blocks[middle]] > 1:
-                low = middle + 1
-            else:
-                high = middle
-        shared[r] = low - offsets[r]
+    LRU that stores these alone does without the blocks with one reference, which the log never uses again.
+    """
+    shared = paths.tree(requests).shared.astype(np.int64)  # what a request has from another has two at least
+    again = references.references > 1
+    np.maximum.at(shared, references.request[again], references.end[again])
     return shared
 
 
@@ -75,33 +67,7 @@ def _shared_blocks(blocks: NDArray[Any], offsets: Ints, references: Ints) -> Int
 def isolated(requests: Requests, by: NDArray[Any] | None = None) -> Requests:
     """The log with its blocks kept apart by tenant, as a cache salt does, or by another group of requests."""
     group = reuse.as_ints(requests.tenant if by is None else by)
-    order = np.argsort(group, kind="stable")
-    unique = reuse.unique_blocks(requests)
-    blocks = _namespaced(
-        reuse.block_ids(requests),
-        reuse.as_ints(requests.offsets),
-        group,
-        reuse.as_ints(order),
-        unique,
-    )
-    return replace(requests, blocks=blocks)
-
-
-@compiled
-def _namespaced(blocks: NDArray[Any], offsets: Ints, group: Ints, order: Ints, unique: int) -> NDArray[Any]:
-    out = np.empty_like(blocks)
-    owner = np.full(unique, -2, np.int64)
-    number = np.zeros(unique, np.int64)
-    used = 0
-    for r in order:
-        for position in range(offsets[r], offsets[r + 1]):
-            block = blocks[position]
-            if owner[block] != group[r]:
-                owner[block] = group[r]
-                number[block] = used
-                used += 1
-            out[position] = number[block]
-    return out
+    return replace(requests, paths=paths.rearranged(paths.tree(requests), np.arange(group.size), group))
 
 
 def isolation(runs: reuse.Runs, requests: Requests, capacities: Sequence[int]) -> Isolation | None:
@@ -142,24 +108,21 @@ def coarser(requests: Requests, block_tokens: int) -> Requests:
     index = np.arange(starts[-1]) - np.repeat(starts[:-1], fewer)
     last = np.minimum((index + 1) * factor, np.repeat(count, fewer)) - 1
     kept = requests.blocks[np.repeat(offsets[:-1], fewer) + last]
-    used = np.zeros(reuse.unique_blocks(requests), np.bool_)
-    used[kept] = True
-    number = np.cumsum(used) - 1
     text = f"Blocks of {requests.block_tokens} tokens were joined to blocks of {block_tokens}."
     finding = Finding(severity="info", code="blocks-joined", text=text)
     return replace(
         requests,
         block_tokens=block_tokens,
         offsets=starts,
-        blocks=number[kept].astype(requests.blocks.dtype),
+        paths=paths.from_ids(kept, starts),
         findings=(*requests.findings, finding),
     )
 
 
 def granularities(runs: reuse.Runs, requests: Requests) -> tuple[Granularity, ...]:
     """The engine's rule with ever larger granules: blocks, or distances between state checkpoints."""
-    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
-    tokens = np.minimum(reuse.hit_depths(runs, requests), usable) * requests.block_tokens
+    tokens = reuse.usable_depths(runs, requests)
+    tokens *= requests.block_tokens
     whole, longest = int(requests.input_tokens.sum()), int(tokens.max(initial=0))
     ladder: list[Granularity] = []
     granule = requests.block_tokens
@@ -175,26 +138,40 @@ def prompt_end_hit_tokens(runs: reuse.Runs, requests: Requests) -> int:
 
     That is a recurrent model whose server keeps one checkpoint a prompt. Infinite cache, last token computed.
     """
-    usable = np.maximum(requests.input_tokens - 1, 0) // requests.block_tokens
-    depths = np.minimum(reuse.hit_depths(runs, requests), usable)
+    tree = paths.tree(requests)
     full = reuse.as_ints(requests.input_tokens // requests.block_tokens)
-    full = np.minimum(full, np.diff(reuse.as_ints(requests.offsets)))
-    blocks, offsets = reuse.block_ids(requests), reuse.as_ints(requests.offsets)
-    taken = _to_prompt_end(blocks, offsets, reuse.as_ints(depths), full, reuse.unique_blocks(requests))
+    np.minimum(full, paths.counts(tree), out=full)
+    taken = _to_prompt_end(tree.parent, tree.shared, reuse.usable_depths(runs, requests), full)
     return int(taken.sum()) * requests.block_tokens
 
 
 @compiled
-def _to_prompt_end(blocks: NDArray[Any], offsets: Ints, depths: Ints, full: Ints, unique: int) -> Ints:
-    ended = np.zeros(unique, np.bool_)
+def _to_prompt_end(parent: Narrow, shared: Narrow, depths: Ints, full: Ints) -> Ints:
+    # By stretch, the depths at which prompts have ended in it: a list, ascending.
+    head, after = np.full(depths.size, -1, np.int32), np.full(depths.size, -1, np.int32)  # by the request that ended
     taken = np.zeros(depths.size, np.int64)
     for r in range(depths.size):
-        depth = depths[r]
-        while depth > 0 and not ended[blocks[offsets[r] + depth - 1]]:
-            depth -= 1
-        taken[r] = depth
+        s, limit = r, depths[r]
+        while s >= 0 and limit > 0 and taken[r] == 0:
+            ended = head[s]
+            while ended >= 0 and full[ended] <= limit:
+                taken[r] = full[ended]
+                ended = after[ended]
+            limit = min(limit, shared[s])
+            s = parent[s]
         if full[r] > 0:
-            ended[blocks[offsets[r] + full[r] - 1]] = True
+            s = r
+            while shared[s] >= full[r]:
+                s = parent[s]
+            before, ended = -1, head[s]
+            while ended >= 0 and full[ended] < full[r]:
+                before, ended = ended, after[ended]
+            if ended < 0 or full[ended] > full[r]:
+                after[r] = ended
+                if before < 0:
+                    head[s] = r
+                else:
+                    after[before] = r
     return taken
 
 
@@ -225,27 +202,76 @@ def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
     as both go. Two prompts that continue the same output share its blocks, so that each output serves one; which serves
     which is not known: the longest are paired with the longest, whatever their order in time.
     """
-    count = np.diff(reuse.as_ints(requests.offsets))
-    full = np.minimum(requests.input_tokens // requests.block_tokens, count)
-    after = (requests.input_tokens + requests.output_tokens) // requests.block_tokens
-    depths = reuse.hit_depths(runs, requests)
-    ends, leaves = np.flatnonzero((full > 0) & (after > full)), np.flatnonzero((depths > 0) & (depths < full))
-    starts = reuse.as_ints(requests.offsets)
-    node = [requests.blocks[starts[ends] + full[ends] - 1], requests.blocks[starts[leaves] + depths[leaves] - 1]]
-    reach = [after[ends], full[leaves]]
-    order = [np.lexsort((-reach[side], node[side])) for side in (0, 1)]
-    ranked = [_numbered_within(node[side][order[side]]) for side in (0, 1)]
-    _, output, prompt = np.intersect1d(ranked[0], ranked[1], assume_unique=True, return_indices=True)
-    longest = np.minimum(reach[0][order[0]][output], reach[1][order[1]][prompt])
-    return int(np.maximum(longest - depths[leaves][order[1]][prompt], 0).sum())
+    tree = paths.tree(requests)
+    columns = (tree.parent, tree.shared, tree.first, reuse.as_ints(requests.input_tokens))
+    outputs = _outputs(*columns, reuse.as_ints(requests.output_tokens), requests.block_tokens)
+    outputs.sort()
+    prompts = _prompts(*columns, reuse.hit_depths(runs, requests), requests.block_tokens)
+    prompts.sort()
+    return int(_continued(tree.shared, tree.first, outputs, prompts))
 
 
-def _numbered_within(groups: NDArray[Any]) -> Ints:
-    """For groups in order: a number of each element that is equal in two lists where group and place in it are."""
-    first = np.concatenate((np.ones(min(groups.size, 1), np.bool_), groups[1:] != groups[:-1]))
-    place = np.arange(groups.size) - np.flatnonzero(first)[np.cumsum(first) - 1] if groups.size else groups
-    number: Ints = groups.astype(np.int64) << 31 | place
-    return number
+@compiled
+def _pair(block: int, reach: int) -> int:
+    """A block and up to which depth something goes on after it, in one number; of one block the farthest has the least.
+
+    A prompt has fewer than 2^31 blocks; how much further an output reaches does not matter.
+    """
+    return (block << 31) + _FARTHEST - min(reach, _FARTHEST)
+
+
+@compiled
+def _outputs(
+    parent: Narrow, shared: Narrow, first: Narrow, input_tokens: Ints, output_tokens: Ints, block_tokens: int
+) -> Ints:
+    """Outputs that fill blocks: the last full block of their prompt, and how many blocks there are with them."""
+    pairs, found = np.empty(shared.size, np.int64), 0
+    for r in range(shared.size):
+        full = min(input_tokens[r] // block_tokens, shared[r] + first[r + 1] - first[r])
+        reach = (input_tokens[r] + output_tokens[r]) // block_tokens
+        if 0 < full < reach:
+            pairs[found] = _pair(block_at(parent, shared, first, r, full - 1), reach)
+            found += 1
+    return pairs[:found]
+
+
+@compiled
+def _prompts(
+    parent: Narrow, shared: Narrow, first: Narrow, input_tokens: Ints, depths: Ints, block_tokens: int
+) -> Ints:
+    """Prompts that leave the tree before their end: the last block they share, and their full blocks."""
+    pairs, found = np.empty(shared.size, np.int64), 0
+    for r in range(shared.size):
+        full = min(input_tokens[r] // block_tokens, shared[r] + first[r + 1] - first[r])
+        if 0 < depths[r] < full:
+            pairs[found] = _pair(block_at(parent, shared, first, r, depths[r] - 1), full)
+            found += 1
+    return pairs[:found]
+
+
+@compiled
+def _continued(shared: Narrow, first: Narrow, outputs: Ints, prompts: Ints) -> int:
+    """Blocks that prompts hit beyond the block they leave at if each continues one output that starts there."""
+    total, i, j = 0, 0, 0
+    while i < outputs.size and j < prompts.size:
+        block = prompts[j] >> 31
+        if outputs[i] >> 31 != block:
+            if outputs[i] >> 31 < block:
+                i += 1
+            else:
+                j += 1
+            continue
+        stretch = stretch_of(first, shared.size, block)
+        depth = shared[stretch] + block - first[stretch] + 1
+        while i < outputs.size and j < prompts.size and outputs[i] >> 31 == block and prompts[j] >> 31 == block:
+            reach = _FARTHEST - max(outputs[i] & _FARTHEST, prompts[j] & _FARTHEST)
+            total += max(reach - depth, 0)
+            i, j = i + 1, j + 1
+        while i < outputs.size and outputs[i] >> 31 == block:
+            i += 1
+        while j < prompts.size and prompts[j] >> 31 == block:
+            j += 1
+    return total
 
 
 # --------------------------------------------------------------------------------------------- replicas
