@@ -28,6 +28,10 @@ PARTS = ("host", "disk", "gpu", "contention", "pipeline", "prefill")
 _OF_GPUS = frozenset({"gpu", "contention", "pipeline"})
 # How the time is shared among the parts that are measured; a GPU's cells settle sooner than a drive's.
 _WEIGHTS = {"disk": 6, "gpu": 4, "contention": 2, "pipeline": 1, "prefill": 4}
+# What prefill takes besides its time: nobody knows beforehand how long.
+_BESIDES = (
+    " once they are built, which for wide models takes a minute on a processor, and one round of the first length"
+)
 # Of the write budget, what a pipeline between a GPU and a drive may write in all.
 _PIPELINE_SHARE = 4
 
@@ -44,6 +48,7 @@ class ProbePlan:
     pipe_bytes: int = 0
     prefill_s: float = 0.0
     prefill_of: str = ""
+    prefill_besides: str = ""
     moves: tuple[KvMove, ...] = ()
 
     @property
@@ -77,7 +82,7 @@ class ProbePlan:
             most = show_bytes(self.pipe_bytes * gpu_extras.PASSES)
             told.append(f"{folder}: from and to every GPU through a nameless file; writes {most} for each of them")
         if self.prefill_s:
-            told.append(f"prefill of {self.prefill_of}; up to {show_duration(self.prefill_s)}")
+            told.append(f"prefill of {self.prefill_of}; up to {show_duration(self.prefill_s)}{self.prefill_besides}")
         return tuple(told)
 
 
@@ -124,6 +129,7 @@ def plan_of(options: ProbeOptions) -> ProbePlan:
         pipe_bytes=_pipe_bytes(options, host),
         prefill_s=shares.get("prefill", 0.0),
         prefill_of=_prefill_words(options),
+        prefill_besides="" if options.server else _BESIDES,
         moves=options.moves,
     )
 

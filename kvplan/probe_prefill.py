@@ -51,7 +51,10 @@ def measure(
     rounds: int = _ROUNDS,
     progress: Progress = silent,
 ) -> PrefillResult:
-    """Measure the prefill of the model with config `raw` in about `seconds`, at `tokens` or at doubling lengths.
+    """Measure the prefill of the model with config `raw` in `seconds`, at `tokens` or at doubling lengths.
+
+    The time counts from when the cut models are built. It is exceeded by no more than the pass that runs at its end;
+    one round of the first length is measured whatever it takes.
 
     Raises KvplanError where the model cannot be cut, does not fit, or where no length could be measured.
     """
@@ -115,7 +118,9 @@ class _Run:
         self, whole: Whole, pairs: tuple[Pair, ...], device: Passes, seconds: float, rounds: int, progress: Progress
     ) -> None:
         self.whole, self.pairs, self.device, self.progress = whole, pairs, device, progress
-        self.began, self.until, self.rounds = time.monotonic(), time.monotonic() + seconds, rounds
+        self.seconds, self.rounds = seconds, rounds
+        self.began = self.until = time.monotonic()
+        self.pace_s, self.hurried = 0.0, 0  # of a round, a token; cells with fewer rounds than wanted
         self.models: dict[tuple[int, ...], Any] = {}
         self.points: list[PrefillPoint] = []
         self.findings: list[Finding] = []
@@ -134,6 +139,8 @@ class _Run:
                 except OutOfMemory as error:
                     raise KvplanError(f"{self.whole.name}: {error} on {self.device.device}") from None
                 first = first or self.models[picks]
+        self.began = time.monotonic()
+        self.until = self.began + self.seconds
 
     def length(self, total: int, *, asked: bool) -> bool:
         """Measure one length, from nothing and behind cached prefixes; False where it or the next is beyond reach."""
@@ -142,33 +149,47 @@ class _Run:
         if needed > self.device.free_bytes():
             self._say("info", "prefill-memory", f"a pass over {total:,} tokens may take {show_bytes(needed)}: left out")
             return False
-        # Twice the length takes up to four times the time; asked lengths are measured as long as time is left at all.
-        if self.points and began + (0.0 if asked else 3 * self.last_s) > self.until:
-            self._say("info", "prefill-time", f"{total:,} tokens and more were left out: give more time with --budget")
-            return False
+        # Twice the length takes up to four times the time; of asked lengths, what fits is measured.
+        if not asked and self.points and began + 3 * self.last_s > self.until:
+            return self._late(f"{total:,} tokens and more")
+        shares = _SHARES if total >= _PAIRS_FROM else ()
         try:
-            self._cell(total, 0)
-            for share in _SHARES if total >= _PAIRS_FROM else ():
-                self._cell(total // share, total - total // share)
+            for tokens in (total, *(total // share for share in shares)):
+                if not self._fits(tokens, total - tokens):
+                    return self._late(f"{_cell_name(tokens, total - tokens)} and more")
+                self._cell(tokens, total - tokens)
         except OutOfMemory as error:
             self._say("info", "prefill-memory", f"{total:,} tokens do not fit into {self.device.device}: {error}")
             return False
         self.last_s = time.monotonic() - began
         return True
 
+    def _late(self, what: str) -> bool:
+        self._say("info", "prefill-time", f"{what} were left out: give more time with --budget")
+        return False
+
+    def _fits(self, tokens: int, prefix: int) -> bool:
+        """Whether the prefix, a pass to warm up and one round fit in the time left, a token as quick as before."""
+        return time.monotonic() + self.pace_s * (prefix + 2 * tokens) <= self.until or not self.pace_s
+
     def _cell(self, tokens: int, prefix: int) -> None:
         """Rounds over all cut models in turn, so that a slow moment meets those it is the difference of alike."""
-        name = f"prefill of {self.whole.name}: {tokens:,} tokens" + (f" behind {prefix:,}" if prefix else "")
+        name = f"prefill of {self.whole.name}: {_cell_name(tokens, prefix)}"
         self.progress(name, min(1.0, (time.monotonic() - self.began) / max(self.until - self.began, 1e-9)))
         behind = {picks: self.device.prefilled(model, prefix) if prefix else None for picks, model in self._all()}
         for picks, model in self._all():
             self.device.seconds(model, tokens, behind[picks])  # warms caches, allocations and clocks
         times: dict[tuple[int, ...], list[float]] = {picks: [] for picks, _ in self._all()}
-        began, done = time.monotonic(), 0
-        while done < self.rounds or (done < _MOST_ROUNDS and time.monotonic() < began + _LONG_ENOUGH_S):
+        began = now = time.monotonic()
+        done = 0
+        while done < self.rounds or (done < _MOST_ROUNDS and now < began + _LONG_ENOUGH_S):
+            if done and now + self.pace_s * tokens > self.until:
+                break
             for picks, model in self._all():
                 times[picks].append(self.device.seconds(model, tokens, behind[picks]))
-            done += 1
+            done, now = done + 1, time.monotonic()
+            self.pace_s = (now - began) / done / tokens
+        self.hurried += done < self.rounds
         seconds = self._sum({picks: self.device.typical(spent) for picks, spent in times.items()})
         if seconds is None:
             self._say("warning", "prefill-unclear", f"{tokens:,} tokens: more layers took no more time: left out")
@@ -202,12 +223,19 @@ class _Run:
             raise KvplanError("; ".join(finding.text for finding in self.findings) or f"{model}: nothing was measured")
         if notes:
             self._say("info", "prefill-differs", "; ".join(notes))
+        if self.hurried:
+            text = f"{self.hurried} cells were timed in fewer than {self.rounds} rounds: give more time with --budget"
+            self._say("info", "prefill-hurried", text)
         kinds = ", ".join(f"{len(pair.kind.layers)} of {pair.kind.words}" for pair in self.pairs)
         source = f"cut to 1 and 1 + {MORE} layers, random weights, summed over {kinds}; {self.device.how}"
         prefill = fitted(
             tuple(self.points), model=model, device=self.device.device, source=source, gpus=self.device.gpus
         )
         return PrefillResult(prefill=prefill, findings=(*more, *self.findings, *_fit_findings(prefill)))
+
+
+def _cell_name(tokens: int, prefix: int) -> str:
+    return f"{tokens:,} tokens" + (f" behind {prefix:,}" if prefix else "")
 
 
 def fitted(points: tuple[PrefillPoint, ...], *, model: str, device: str, source: str, gpus: int | None) -> Prefill:

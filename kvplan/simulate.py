@@ -96,7 +96,7 @@ def run(
         findings=(
             *remarks.of_results(results, loop),
             *remarks.of_log(requests),
-            *remarks.of_plan(plan, requests, count),
+            *remarks.of_plan(plan, requests, count, any(arm.host_bytes or arm.disk_bytes for arm in played)),
             *remarks.of_source(plan, requests),
             *remarks.of_answers(engine, requests, count),
             *remarks.of_faults(faults, span, loop),

@@ -736,3 +736,8 @@ def test_one_result_for_both_arms_is_refused(tmp_path: Path) -> None:
     one = vllm_bench(tmp_path / "one.json", [row(f"s{n}") for n in range(8)])
     with pytest.raises(UsageError, match="named for both arms"):
         compare([one, tmp_path / "." / "one.json"], LOOSE)
+
+
+def test_a_result_that_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(KvplanError, match="nope: no such file or folder"):
+        compare([tmp_path / "nope"], Options(), None)

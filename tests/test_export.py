@@ -37,7 +37,10 @@ from kvplan.documents import (
 from kvplan.engines.configs import SYSTEMS, emit, recognised, refusal, tiers_of
 from kvplan.engines.configs.common import Asked, Given, taken
 from kvplan.engines.configs.given import served
+from kvplan.engines.configs.kubernetes import IMAGES
 from kvplan.engines.configs.source import Source
+from kvplan.engines.profiles import profile
+from kvplan.engines.vllm import VERSION as VLLM_VERSION
 from kvplan.errors import KvplanError, LimitError, UsageError
 from kvplan.estimate import estimate
 from kvplan.export import check, export
@@ -900,3 +903,13 @@ def test_a_plan_carries_what_its_estimate_was_told(capsys: pytest.CaptureFixture
     assert "prefix-caching-off" not in codes(
         make(samples.estimate(), samples.workload(), samples.probe(), None, Policy())
     )
+
+
+def test_rules_layout_flags_and_image_are_of_one_version_of_vllm() -> None:
+    rules = profile("vllm")
+    assert rules.version.startswith(f"{VLLM_VERSION}.")
+    assert rules.source.startswith(f"vLLM {rules.version}: ")
+    assert f"vLLM {VLLM_VERSION}" in rules.load.source
+    assert emit(SYSTEMS["vllm"], wanted()).floor == f"vLLM {VLLM_VERSION} or newer"
+    assert IMAGES["vllm"].endswith(f":v{rules.version}")
+    assert f"| vLLM {rules.version} |" in (ROOT / "docs/planning.md").read_text()

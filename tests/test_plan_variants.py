@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from kvplan.catalog import gpu
 from kvplan.cli import app
-from kvplan.documents import CacheGroup, Estimate, EstimateOptions, GpuMemory, LlamaCppOptions, PlanInputs
+from kvplan.documents import CacheGroup, Estimate, EstimateOptions, GpuMemory, LlamaCppOptions, PlanInputs, Switches
 from kvplan.errors import KvplanError, UsageError
 from kvplan.estimate import estimate
 from kvplan.files import dump, load
@@ -300,3 +300,14 @@ def test_the_inputs_of_a_plan_make_it_again() -> None:
     plan = planned()
     again = make(plan.inputs.estimate, plan.inputs.workload, plan.inputs.probe, plan.inputs.gpu, plan.policy)
     assert again == plan
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_the_fraction_of_the_estimate_is_the_plans(engine: str) -> None:
+    given = inputs()
+    data = replace(given.estimate.data, engine=engine, memory=None, switches=Switches(utilization=0.6))
+    of_it = replace(given.estimate, data=data)
+    for policy, fraction in ((Policy(), 0.6), (Policy(gpu_memory_utilization=0.5), 0.5)):
+        made = make(of_it, given.workload, given.probe, given.gpu, policy)
+        assert made.settings is not None
+        assert made.settings.utilization == fraction

@@ -35,6 +35,7 @@ from kvplan.errors import KvplanError, UsageError
 from kvplan.model import load_config
 from kvplan.planning.recompute import prefill_cost
 from kvplan.probing import cutmodel, ttft
+from kvplan.probing.cutmodel import MORE
 from kvplan.probing.cutting import cut_config
 from kvplan.probing.passes import OutOfMemory, TorchPasses
 from kvplan.probing.prefill_fit import fit
@@ -129,6 +130,48 @@ class Known:
 def run(raw: dict[str, Any], device: Any, **more: Any) -> probe_prefill.PrefillResult:
     fields: dict[str, Any] = {"seconds": 5.0, "tokens": (64, 128, 256), "rounds": 1}
     return probe_prefill.measure(raw, "example", device, **{**fields, **more})
+
+
+class Slow(Known):
+    """A device that takes the time that it says, on a clock of its own; building takes a minute of it."""
+
+    def __init__(self, now: list[float], **more: Any) -> None:
+        super().__init__(**more)
+        self.now = now
+
+    def build(self, config: Any, like: Any = None) -> Any:
+        self.now[0] += 60.0
+        return super().build(config, like)
+
+    def prefilled(self, model: Any, tokens: int) -> int:
+        self.now[0] += super().seconds(model, tokens, 0)
+        return tokens
+
+    def seconds(self, model: Any, tokens: int, prefix: int | None) -> float:
+        spent = super().seconds(model, tokens, prefix)
+        self.now[0] += spent
+        return spent
+
+
+@pytest.mark.parametrize("budget", [0.5, 3.0, 10.0, 40.0, 400.0])
+@pytest.mark.parametrize("asked", [(256, 512), (256, 512, 1024, 2048), ()])
+def test_the_time_of_passes_keeps_to_the_budget(
+    budget: float, asked: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(probe_prefill, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    device = Slow(now, cost=lambda kind, n, p: 2e-3 * n)
+    found = run(DENSE, device, tokens=asked, seconds=budget, rounds=3, longest=4096)
+    first = (asked or probe_prefill.LADDER)[0]
+    round_s = 2e-3 * first * (1 + 1 + MORE)  # one pass of the base, one of the base and three more
+    spent = now[0] - 1000.0 - 60.0 * len(device.built)
+    assert spent <= max(budget, 2.05 * round_s)  # the first length is warmed up and timed once, whatever it takes
+    assert found.prefill.points
+    told = {finding.code for finding in found.findings}
+    lengths = asked or tuple(n for n in probe_prefill.LADDER if n <= 4096)
+    whole = sum(3 if n >= 512 else 1 for n in lengths)
+    assert ("prefill-time" in told) is (len(found.prefill.points) < whole)
+    assert "prefill-hurried" not in told or budget < 400.0
 
 
 # ---- cutting

@@ -20,7 +20,18 @@ from test_simulation_faults import failing, gone, left, restarts, shocks, slow
 from typer.testing import CliRunner
 
 from kvplan import cli, files, logs, report, simulate
-from kvplan.documents import Document, EngineModel, Fault, LinkModel, Loop, Plan, Requests, Slots
+from kvplan.documents import (
+    Document,
+    EngineModel,
+    Fault,
+    LinkModel,
+    LlamaCppOptions,
+    Loop,
+    Plan,
+    Requests,
+    Slots,
+    Switches,
+)
 from kvplan.engines.llamacpp_cache import CELL_BYTES, CacheRules, cached_tokens
 from kvplan.errors import KvplanError, UsageError
 from kvplan.simulation.live import DONE, GONE
@@ -357,12 +368,15 @@ def test_random_faults_lose_no_request(
 # --------------------------------------------------------------------------------------- plans and commands
 
 
-def llama_plan() -> Document[Plan]:
-    """The sample's plan, from an estimate for llama.cpp."""
+def llama_plan(told: LlamaCppOptions | None = None, engine_free: bool = False) -> Document[Plan]:
+    """The sample's plan, from an estimate for llama.cpp, or from an engine-free one and planned for llama.cpp."""
     document = samples.plan()
     inputs = document.data.inputs
-    estimate = replace(inputs.estimate, data=replace(inputs.estimate.data, engine="llama.cpp"))
-    return replace(document, data=replace(document.data, inputs=replace(inputs, estimate=estimate)))
+    data = replace(inputs.estimate.data, engine="none" if engine_free else "llama.cpp")
+    data = replace(data, switches=Switches(llama_cpp=told or LlamaCppOptions()))
+    inputs = replace(inputs, estimate=replace(inputs.estimate, data=data))
+    policy = replace(document.data.policy, engine="llama.cpp")
+    return replace(document, data=replace(document.data, inputs=inputs, policy=policy))
 
 
 @pytest.fixture
@@ -410,15 +424,27 @@ def test_a_plan_for_llama_cpp_is_played_with_its_slots(tmp_path: Path, trace: Pa
     assert next(row for row in made.evidence if row.what == "slots").provenance == "configured"
 
 
-def test_without_a_word_slots_are_those_of_the_server(tmp_path: Path, trace: Path) -> None:
-    (tmp_path / "plan.json").write_text(files.dump(llama_plan()))
+@pytest.mark.parametrize(
+    ("plan", "slots", "unified", "provenance"),
+    [
+        (llama_plan(engine_free=True), 4, True, "default"),
+        (llama_plan(), 1, False, "configured"),
+        (llama_plan(LlamaCppOptions(slots=8)), 8, False, "configured"),
+        (llama_plan(LlamaCppOptions(slots=8, unified=True)), 8, True, "configured"),
+    ],
+)
+def test_without_a_word_slots_are_the_estimates_or_the_servers(
+    tmp_path: Path, trace: Path, plan: Document[Plan], slots: int, unified: bool, provenance: str
+) -> None:
+    (tmp_path / "plan.json").write_text(files.dump(plan))
     out = tmp_path / "simulation.json"
     code, _, error = run("simulate", tmp_path / "plan.json", "--log", trace, "-q", "-o", out)
     assert (code, error) == (0, "")
     made = files.load(out).data
     assert made.engine.slots is not None
-    assert (made.engine.slots.count, made.engine.slots.unified) == (4, True)
-    assert next(row for row in made.evidence if row.what == "slots").provenance == "default"
+    assert (made.engine.slots.count, made.engine.slots.unified) == (slots, unified)
+    assert next(row for row in made.evidence if row.what == "slots").provenance == provenance
+    assert not any("whole blocks" in one or "copies" in one for one in made.not_modelled)
 
 
 @pytest.mark.parametrize(

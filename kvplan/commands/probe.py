@@ -22,7 +22,9 @@ def probe(
     only: Annotated[
         list[str] | None, typer.Option(help="host, disk, gpu, contention, pipeline or prefill; repeatable.")
     ] = None,
-    budget: Annotated[str, typer.Option(metavar="TIME", help="Time to spend.")] = "1m",
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Time to measure, building a cut model not counted.")
+    ] = "1m",
     write_budget: Annotated[str, typer.Option(metavar="SIZE", help="Most bytes to write.")] = "8GiB",
     granule: Annotated[
         list[str] | None, typer.Option(metavar="SIZE", help="A size to add to the sweep, such as 2MiB; repeatable.")

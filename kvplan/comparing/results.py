@@ -48,6 +48,9 @@ class Loaded:
 
 def loaded(paths: Sequence[Path]) -> Loaded:
     """Runs of one folder of `kvplan replay run`, or of two: off and on. Raises KvplanError, UsageError."""
+    for path in paths:
+        if not path.exists():
+            raise KvplanError(f"{path}: no such file or folder")
     if len(paths) == 1:
         manifest = _manifest(paths[0])
         if manifest is None:

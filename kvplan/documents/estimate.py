@@ -88,6 +88,7 @@ class Switches(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool = True
     prefix_caching: bool = True
     draft: str | None = None
+    utilization: Ratio | None = None
     llama_cpp: LlamaCppOptions = msgspec.field(default_factory=LlamaCppOptions)
 
 

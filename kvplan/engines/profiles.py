@@ -154,7 +154,7 @@ _PROFILES = {
     for profile in (
         Profile(
             name="vllm",
-            version="0.33.0",
+            version="0.32.0",
             inclusive=True,
             load=Move(span="block", mechanism="batch", small="gather", below_bytes=28 * KiB, source=_VLLM),
             store=Move(span="block", mechanism="batch", source=_VLLM),
@@ -169,7 +169,7 @@ _PROFILES = {
             disk_survives="behind-host",
             disk_presets=("vllm-disk", "vllm-fs"),
             ignores_salt=("lmcache",),
-            source="vLLM 0.33.0: gpu_memory_utilization, kv_offload (shared mapping in /dev/shm, eager stores)",
+            source="vLLM 0.32.0: gpu_memory_utilization, kv_offload (shared mapping in /dev/shm, eager stores)",
         ),
         Profile(
             name="sglang",

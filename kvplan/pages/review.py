@@ -108,7 +108,9 @@ def _played(section: Section, number: int | None, document: Document[Simulation]
     )
     heads = section.name in _HEADLINES
     words = {"arms": f"Simulation: {document.data.requests:,} requests played in every arm"}
-    heading = words.get(section.name, f"Simulation: {section.heading[0].lower()}{section.heading[1:]}")
+    first = section.heading.split(maxsplit=1)[0]
+    plain = section.heading if first.isupper() else section.heading[0].lower() + section.heading[1:]
+    heading = words.get(section.name, f"Simulation: {plain}")
     return replace(section, name=f"{mark}-{section.name}", heading=heading, blocks=blocks, first=heads, listed=heads)
 
 

@@ -261,6 +261,8 @@ def _utilization(estimate: Estimate, rules: Profile, policy: Policy) -> float:
         return 1.0
     if policy.gpu_memory_utilization is not None:
         return policy.gpu_memory_utilization
+    if estimate.switches.utilization is not None and estimate.engine != "none":
+        return estimate.switches.utilization
     memory = estimate.memory
     if estimate.engine == "none" or rules.fraction_of != "total" or memory is None:
         return rules.utilization

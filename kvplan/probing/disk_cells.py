@@ -1,6 +1,6 @@
 """What is measured on a drive: the sweep over sizes and depths, shapes of serving engines, and rows to compare with.
 
-One table of cells; how each is run is told by its fields. Facts of the engines' shapes are dated: vLLM 0.33,
+One table of cells; how each is run is told by its fields. Facts of the engines' shapes are dated: vLLM 0.32,
 LMCache 0.5.6 (November 2026).
 """
 

@@ -61,7 +61,7 @@ def of_log(requests: Requests) -> tuple[Finding, ...]:
     return (Finding(severity="warning", code="no-output", text=text),)
 
 
-def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[Finding, ...]:
+def of_plan(plan: Plan | EngineModel, requests: Requests, count: int, tiers: bool = True) -> tuple[Finding, ...]:
     """What the plan asks for that the model takes otherwise; an engine given by its figures asks for nothing."""
     if isinstance(plan, EngineModel):
         return ()
@@ -102,7 +102,7 @@ def of_plan(plan: Plan | EngineModel, requests: Requests, count: int) -> tuple[F
     )
     named = [Finding(severity="warning", code=code, text=text) for holds, code, text in cases if holds]
     named += _without_blocks(plan) if profile(engine_of(plan)).whole_prompts else []
-    for tier in assumed_stores(plan):
+    for tier in assumed_stores(plan) if tiers else ():
         text = (
             f"no clean store to the {tier} tier was measured: it is played as storing as fast as it loads, which is "
             "assumed; probe the target host to know"

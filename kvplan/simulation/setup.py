@@ -18,11 +18,12 @@ BAND = (
     "published simulators of serving engines err by 18 % (mean) to 29 % (p99) on TTFT; to this the error of the "
     "recompute cost is added. Compare arms with each other before any of them with a clock"
 )
+_COPIES = "copies that slow computing on the same GPU, and computing that slows copies"
+_BLOCKS = "blocks smaller than the log's: a prefix is reused in whole blocks of the log"
+_TOKENS = "prompts that part within a block of the log: they are taken to part where it begins"
 NOT_MODELLED = (
-    "copies that slow computing on the same GPU, and computing that slows copies",
     "CPU time of the scheduler, tokenizer and network",
     "speculative decoding, hybrid and windowed layers, prefill and decoding on separate engines",
-    "blocks smaller than the log's: a prefix is reused in whole blocks of the log",
 )
 _ANSWERS = "reuse of generated tokens before a later prompt of the log brings them back under its own ids"
 _OPEN = "clients that wait for an answer before they ask again: arrivals stay where the log has them"
@@ -76,7 +77,8 @@ def subject_of(plan: Plan | EngineModel, block_tokens: int, options: Options) ->
 def not_modelled(engine: EngineModel, loop: Loop) -> tuple[str, ...]:
     """What the figures leave out."""
     answers = () if engine.output_blocks == "reuse" else (_ANSWERS,)
-    return (*NOT_MODELLED, *answers, *((_OPEN,) if loop.kind == "open" else ()))
+    own = (_TOKENS,) if engine.slots is not None else (_COPIES, _BLOCKS)
+    return (*own, *NOT_MODELLED, *answers, *((_OPEN,) if loop.kind == "open" else ()))
 
 
 def model_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineModel, tuple[Evidence, ...]]:
@@ -89,7 +91,7 @@ def model_of(plan: Plan, block_tokens: int, options: Options) -> tuple[EngineMod
     weights = estimate.weights.bytes_per_gpu if estimate.weights else 0
     tokens = _kv_tokens(plan, per_gpu * gpus, block_tokens, options)
     slots = _slots(plan, tokens, options)
-    step_tokens = _SLOTS_BATCHED_TOKENS if slots else _BATCHED_TOKENS
+    step_tokens = estimate.switches.max_num_batched_tokens or (_SLOTS_BATCHED_TOKENS if slots else _BATCHED_TOKENS)
     model = EngineModel(
         kv_tokens=tokens,
         block_tokens=block_tokens,
@@ -134,7 +136,7 @@ def _kv_tokens(plan: Plan, bytes_per_token: int, block_tokens: int, options: Opt
 
 
 def _slots(plan: Plan, tokens: int, options: Options) -> Slots | None:
-    """The slots of an engine that keeps whole prompts: as asked for, else those of llama-server's own defaults."""
+    """The slots of an engine that keeps whole prompts: as asked for, else the estimate's, else the server's own."""
     engine = engine_of(plan)
     if not profile(engine).whole_prompts:
         if options.slots is not None or options.kv_unified:
@@ -142,10 +144,12 @@ def _slots(plan: Plan, tokens: int, options: Options) -> Slots | None:
         return None
     if options.output_blocks == "forget":
         raise UsageError("--output-blocks forget: llama.cpp's slots hold answers too: keep or reuse")
-    unified = options.kv_unified or options.slots is None
-    count = options.slots or _SLOTS
+    estimate = plan.inputs.estimate.data
+    own = estimate.switches.llama_cpp if estimate.engine == engine else None
+    count = options.slots or (own.slots if own else _SLOTS)
+    unified = options.kv_unified or (options.slots is None and (own.unified if own else True))
     each = tokens if unified else tokens // count
-    longest = plan.inputs.estimate.data.model.max_context_tokens
+    longest = estimate.model.max_context_tokens
     return Slots(count=count, unified=unified, context_tokens=min(each, longest or each))
 
 
@@ -184,7 +188,7 @@ def _evidence(what: str, value: str, provenance: Provenance, source: str) -> Evi
 def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Options) -> tuple[Evidence, ...]:
     cost = f"{show_duration(prefill.seconds(8192))} for 8,192 tokens"
     limits = f"{model.max_num_batched_tokens:,} tokens a step, {model.max_num_seqs:,} sequences"
-    stated = options.max_num_batched_tokens is not None
+    stated = options.max_num_batched_tokens or plan.inputs.estimate.data.switches.max_num_batched_tokens
     rows = [
         _evidence(
             "KV cache of a replica",
@@ -203,9 +207,7 @@ def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Option
     if (slots := model.slots) is not None:
         value = f"{slots.count}, of {show_tokens(slots.context_tokens)} tokens at most, cells "
         value += "shared by all" if slots.unified else "apart"
-        own = options.slots is None
-        source = "llama-server's own default; --slots" if own else "--slots"
-        rows.append(_evidence("slots", value, "default" if own else "configured", source))
+        rows.append(_evidence("slots", value, *_slots_from(plan, options)))
     rules = {"forget": "free at once", "keep": "stay until their turn to go", "reuse": "stay and can be hit"}
     told = options.output_blocks is not None
     source = "--output-blocks" if told else f"what {engine_of(plan)} does"
@@ -220,6 +222,15 @@ def _evidences(plan: Plan, model: EngineModel, prefill: Prefill, options: Option
                 stores = "assumed", "as fast as loads: no clean store was measured"
             rows.append(_evidence(f"{name}, stores", show_rate(link.store_bytes_per_s), *stores))
     return tuple(rows)
+
+
+def _slots_from(plan: Plan, options: Options) -> tuple[Provenance, str]:
+    """Where the number of slots is from."""
+    if options.slots is not None:
+        return "configured", "--slots"
+    if plan.inputs.estimate.data.engine == engine_of(plan):
+        return "configured", "the estimate's --parallel"
+    return "default", "llama-server's own; --slots"
 
 
 def assumed_stores(plan: Plan) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from kvplan.errors import KvplanError
 from kvplan.units import GiB, show_bytes
 
 FILE = "deployment.yaml"
-IMAGES = {"vllm": "vllm/vllm-openai:v0.33.0", "lmcache-server": "lmcache/standalone:nightly"}
+IMAGES = {"vllm": "vllm/vllm-openai:v0.32.0", "lmcache-server": "lmcache/standalone:nightly"}
 _SHM_WORK = 4 * GiB  # what workers exchange through /dev/shm beside a tier
 _SERVER_WORK = 2 * GiB
 _KINDS = ("Pod", "Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "LeaderWorkerSet")
