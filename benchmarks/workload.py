@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -54,9 +55,9 @@ def kernel(traces: Path) -> None:
     for name in (CONVERSATION, CODING):
         requests = logs.read([traces / name])
         references = int(requests.offsets[-1])
-        passes = {
-            "exact pass": lambda log=requests: reuse.find_runs(log),
-            "tree from ids": lambda ids=requests.blocks, offsets=requests.offsets: paths.from_ids(ids, offsets),
+        passes: dict[str, Callable[[], object]] = {
+            "exact pass": partial(reuse.find_runs, requests),
+            "tree from ids": partial(paths.from_ids, requests.blocks, requests.offsets),
         }
         for what, once in passes.items():
             once()  # compiles
