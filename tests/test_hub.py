@@ -17,6 +17,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from kvplan.models import hub as hub_module
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONFIG = {
     "model_type": "llama",
@@ -117,6 +119,59 @@ def load(spec: str, home: Path, hub: Hub | None, *, revision: str = "", offline:
         [sys.executable, "-c", script, spec, revision], env=environment, capture_output=True, text=True, timeout=120
     )
     return done.returncode, done.stdout, done.stderr
+
+
+class Session:
+    """Answers as told, one after another; an exception is raised."""
+
+    def __init__(self, *answers: str | None) -> None:
+        self.answers = list(answers)
+
+    def head(self, url: str, **options: object) -> None:
+        name = self.answers.pop(0)
+        if name:
+            raise type(name, (Exception,), {})
+
+
+@pytest.mark.parametrize(
+    ("answers", "reached"),
+    [
+        ((None,), True),
+        (("ReadTimeout",), True),  # slow, and there
+        (("RemoteProtocolError",), True),
+        (("ConnectError", None), True),
+        (("ConnectError", "ReadTimeout"), True),
+        (("ConnectError", "ConnectError"), False),
+        (("ConnectError", "ConnectTimeout"), False),
+    ],
+)
+def test_only_connections_that_cannot_be_made_say_that_there_is_no_hub(
+    answers: tuple[str | None, ...], reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, waited = Session(*answers), list[float]()
+    monkeypatch.setattr("huggingface_hub.get_session", lambda: session)
+    monkeypatch.setattr(hub_module.time, "sleep", waited.append)
+    hub_module._reachable.cache_clear()
+    assert hub_module._reachable() is reached
+    assert session.answers == []
+    assert sum(waited) <= 1.0
+    hub_module._reachable.cache_clear()
+
+
+def test_without_a_network_nothing_waits_for_long(tmp_path: Path) -> None:
+    """Every wait between attempts counts, those of huggingface_hub too."""
+    script = (
+        "import time; waits = []; time.sleep = waits.append\n"
+        "from kvplan.errors import KvplanError; from kvplan.model import load_model\n"
+        "try: load_model('org/small')\n"
+        "except KvplanError as error: print(sum(waits), error)\n"
+    )
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    environment |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    waited, _, said = done.stdout.partition(" ")
+    assert float(waited) <= 1.0
+    assert "cannot be reached" in said
 
 
 def test_a_config_with_its_commit_and_the_size_in_the_index(hub: Hub, tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ repository is ever executed, and no weight is downloaded: headers are read by ra
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from kvplan.errors import KvplanError
 from kvplan.files import reason
 from kvplan.models import quantization, weights
 
+_CONNECT_S, _PAUSE_S = 5.0, 1.0
+_UNCONNECTED = ("ConnectError", "ConnectTimeout", "ProxyError", "ConnectionError")
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
 
@@ -37,7 +41,7 @@ def fetch(repo: str, revision: str | None = None, *, hint: str = "") -> Found:
     """
     from huggingface_hub.utils import logging
 
-    # It retries for half a minute, and would say so between our lines.
+    # It retries, and would say so between our lines.
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     path = _download(repo, CONFIG, revision, hint)
     if path is None:
@@ -66,7 +70,7 @@ def _download(repo: str, file: str, revision: str | None, hint: str, *, optional
     from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repo, file, revision=revision))
+        return Path(hf_hub_download(repo, file, revision=revision, local_files_only=_offline() or not _reachable()))
     except RemoteEntryNotFoundError:
         return None
     except LocalEntryNotFoundError as error:
@@ -110,13 +114,36 @@ def _offline() -> bool:
     return bool(constants.HF_HUB_OFFLINE)
 
 
+@cache
+def _reachable() -> bool:
+    """Whether anything answers where the Hub should be, asked twice in a few seconds.
+
+    huggingface_hub itself retries for half a minute, whether a connection is slow or there is none. Here only a
+    connection that cannot be made says no: whatever answers, late or with an error, is left to its patience.
+    """
+    from huggingface_hub import constants, get_session
+
+    for pause in (_PAUSE_S, None):
+        began = time.monotonic()
+        try:
+            get_session().head(constants.ENDPOINT, timeout=_CONNECT_S)
+            return True
+        except Exception as error:  # of whichever HTTP library it is built on
+            if type(error).__name__ not in _UNCONNECTED:
+                return True
+        if pause is None or time.monotonic() - began > _PAUSE_S:  # it waited already
+            return False
+        time.sleep(pause)
+    return False
+
+
 def _weights(repo: str, revision: str | None, hint: str) -> Weights | None:
     """Bytes from the index file, else from the header of a single file; None where neither can be read."""
     index = _download(repo, weights.INDEX, revision, hint, optional=True)
     if index is not None:
         metadata, _ = weights.read_index(_bytes(index), f"{repo}/{weights.INDEX}")
         return weights.from_index(metadata, weights.INDEX)
-    if _offline():
+    if _offline() or not _reachable():
         return None
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, NotASafetensorsRepoError, SafetensorsParsingError
