@@ -57,7 +57,7 @@ def kernel(traces: Path) -> None:
         references = int(requests.offsets[-1])
         passes: dict[str, Callable[[], object]] = {
             "exact pass": partial(reuse.find_runs, requests),
-            "tree from ids": partial(paths.from_ids, requests.blocks, requests.offsets),
+            "tree from ids": partial(paths.from_ids, requests.blocks, reuse.as_ints(requests.offsets)),
         }
         for what, once in passes.items():
             once()  # compiles
