@@ -11,7 +11,7 @@ run() {
     "$@"
 }
 
-run kvplan estimate --model llama-3.1-8b --engine vllm --gpu l4-24gb --max-model-len 16k --at 4k,16k -o demo/estimate.json
+run kvplan estimate --model llama-3.1-8b --engine vllm --gpu l4-24gb --max-model-len 8k --at 4k,8k -o demo/estimate.json
 run kvplan workload examples/chat.jsonl.gz --tokenizer examples/tokenizer --tenant-by tenant -o demo/workload.json
 run kvplan probe --disk "$drive" --budget 20s --write-budget 4GiB -o demo/host.json
 run kvplan plan demo/estimate.json demo/workload.json demo/host.json --gpu l4-24gb -o demo/plan.json
