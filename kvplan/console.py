@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from kvplan.documents import Document
 
+_OTHER = (".pdf", ".docx", ".odt", ".svg", ".png", ".csv", ".tsv", ".xlsx", ".txt")
 _PIPED_WIDTH = 200  # a pipe has no width; a narrow guess would fold every table
 
 
@@ -39,7 +40,13 @@ def expect(output: Path | None) -> None:
     """Refuse, before long work is done, a file that could not take its document. Raises KvplanError naming it."""
     if output is None:
         return
-    if output.suffix.lower() in (".html", ".htm", ".md"):
+    kind = output.suffix.lower()
+    if kind in _OTHER:
+        raise UsageError(
+            f"{output}: what this command writes is a document, and no {kind}: give FILE.json, and make pages of it "
+            "with `kvplan report FILE.json -o FILE.html`"
+        )
+    if kind in (".html", ".htm", ".md"):
         raise UsageError(
             f"{output}: what this command writes is a document: give FILE.json, and make pages of it with "
             f"`kvplan report FILE.json -o {output.name}`"

@@ -104,6 +104,8 @@ def parse(text: bytes, name: str) -> Document[Any]:
 
     Raises KvplanError for text that is no JSON, no kvplan document, a newer schema or a field of the wrong type.
     """
+    if not text.strip():
+        raise KvplanError(f"{name}: is empty: what wrote it failed, or has not ended")
     try:
         head = msgspec.json.decode(text, type=_Head)
     except msgspec.ValidationError:

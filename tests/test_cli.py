@@ -249,6 +249,37 @@ def test_a_wrong_command_line_ends_with_2(run: Run, folder: Path, arguments: tup
     assert words in run.refused(*arguments, code=2)
 
 
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_an_empty_document_is_said_to_be_empty(run: Run, folder: Path, text: str) -> None:
+    (folder / "nothing.json").write_text(text)
+    for command in (("plan", "nothing.json"), ("report", "nothing.json"), ("export", "nothing.json", "--for", "vllm")):
+        assert "nothing.json: is empty" in run.refused(*command)
+
+
+@pytest.mark.parametrize("kind", ["pdf", "docx", "svg", "csv", "PDF"])
+def test_what_a_document_is_not_is_refused_before_it_is_made(run: Run, folder: Path, kind: str) -> None:
+    told = run.refused("plan", "estimate.json", "workload.json", "probe.json", "-o", f"plan.{kind}", code=2)
+    assert f"plan.{kind}: what this command writes is a document, and no .{kind.lower()}" in told
+    assert "-o FILE.html" in told
+    assert not (folder / f"plan.{kind}").exists()
+
+
+def test_a_folder_that_is_not_there_is_no_file(run: Run, folder: Path) -> None:
+    export = ("export", "plan.json", "--for", "vllm", "-o", "new/")
+    for command in (export, ("estimate", "--model", "config.json", "-o", "new/")):
+        assert "-o new/: there is no such folder" in run.refused(*command, code=2)
+        assert not (folder / "new").exists()
+    (folder / "new").mkdir()
+    run(*export)
+    assert [path.name for path in (folder / "new").iterdir()] == ["vllm.sh"]
+
+
+def test_a_length_of_nothing_is_refused(run: Run, folder: Path) -> None:
+    for at in ("0", "8k,0"):
+        told = run.refused("estimate", "--model", "config.json", "--at", at, code=2)
+        assert "--at: a length of 0 tokens" in told
+
+
 def test_truncated_json_names_the_file(run: Run, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(LLAMA)[:100])
     assert "config.json" in run.refused("estimate", "--model", "config.json")

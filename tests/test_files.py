@@ -80,7 +80,7 @@ def test_a_negative_size_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"", "not valid JSON"),
+        (b"", "is empty"),
         (b'{"kind": "kvplan.plan", "sche', "not valid JSON"),
         (b"[]", "not a kvplan document"),
         (b'{"model_type": "llama"}', "not a kvplan document"),

@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
 V = TypeVar("V")
 Json = Annotated[bool, typer.Option("--json", help="Print the document as JSON on standard output, nothing else.")]
+
+
+def _file(text: str) -> Path:
+    """A file to write. A name that ends as a folder's does is one: a file of that name is not what was meant."""
+    path = Path(text)
+    if text.endswith("/") and not path.is_dir():
+        raise UsageError(f"-o {text}: there is no such folder: make it first, or leave out the / to write a file")
+    return path
+
+
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to FILE, whole or not at all.")
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", parser=_file, help="Write to FILE, whole or not at all."),
 ]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No notes or progress on standard error.")]
 ModelName = Annotated[
@@ -59,7 +70,10 @@ def opt(flag: str, text: str | None, parse: Callable[[str], V]) -> V | None:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    return tuple(parse_tokens(part) for part in text.split(",") if part.strip())
+    found = tuple(parse_tokens(part) for part in text.split(",") if part.strip())
+    if not all(found):
+        raise UsageError("a length of 0 tokens has nothing to count: give lengths above 0")
+    return found
 
 
 def gpu_spec(name: str | None) -> GpuSpec | None:
