@@ -94,21 +94,29 @@ def plan(
     wanted = {*disk_cells.GRANULES, *granules, *([disk_cells.whole_pages(kv)[0]] if kv else [])}
     sizes = tuple(sorted({_round_up(size, scratch.PAGE) for size in wanted}))
     size = _file_size(folder, write_bytes, file_bytes, max(sizes))
-    cells = disk_cells.share_out(disk_cells.all_cells(sizes, kv, sweep_only), max(0, write_bytes - size))
-    room = folder.room_bytes - size
-    fits = [cell for cell in cells if cell.enough and _has_room(cell, size, room)]
+    _check_granules(folder, granules, size)
+    every, room = disk_cells.all_cells(sizes, kv, sweep_only), folder.room_bytes - size
+    too_large = [cell for cell in every if cell.blocks > size // cell.granule]  # they take nothing from the others
+    cells = disk_cells.share_out([cell for cell in every if cell not in too_large], max(0, write_bytes - size))
+    fits = [cell for cell in cells if cell.enough and cell.file_count * cell.granule <= room]
     return DiskPlan(
         folder=folder,
         file_bytes=size,
         write_bytes=size + sum(cell.limit_bytes or 0 for cell in fits),
         seconds=seconds,
         cells=tuple(fits),
-        left_out=tuple(cell for cell in cells if cell not in fits),
+        left_out=(*too_large, *(cell for cell in cells if cell not in fits)),
     )
 
 
-def _has_room(cell: Cell, size: int, room: int) -> bool:
-    return cell.blocks <= size // cell.granule and cell.file_count * cell.granule <= room
+def _check_granules(folder: scratch.Folder, granules: tuple[int, ...], size: int) -> None:
+    """Raises KvplanError for a size that was asked for and that the scratch file holds not even once."""
+    largest = max(granules, default=0)
+    if largest > size:
+        raise KvplanError(
+            f"{folder.path}: --granule {show_bytes(largest)} is more than the scratch file of {show_bytes(size)}: "
+            "give a smaller one, or a --write-budget (and free space) of four times as much at least"
+        )
 
 
 def _round_up(size: int, step: int) -> int:

@@ -195,6 +195,21 @@ def refused(folder: Path, **more: Any) -> str:
     return text
 
 
+def test_a_size_that_the_file_holds_not_once_is_refused_and_one_that_it_holds_takes_from_nobody(drive: Path) -> None:
+    with pytest.raises(KvplanError, match=r"--granule 3.00 GiB is more than the scratch file of 2.00 GiB"):
+        probe_disk.plan(drive, seconds=60, write_bytes=8 * GiB, file_bytes=2 * GiB, granules=(MiB, 3 * GiB))
+    options = {"seconds": 60, "write_bytes": 8 * GiB, "file_bytes": 256 * MiB}
+    plain = probe_disk.plan(drive, **options)
+    asked = probe_disk.plan(drive, **options, granules=(32 * MiB,))
+    assert {(cell.depth, cell.direction) for cell in asked.cells if cell.granule == 32 * MiB and not cell.preset} == {
+        (depth, way) for depth in (1, 8) for way in ("read", "write")
+    }
+    named = [(cell.granule, cell.depth) for cell in asked.left_out]
+    assert named.count((32 * MiB, 32)) == 2  # deeper than the file, in both directions, and said
+    others = [cell for cell in asked.cells if cell.granule != 32 * MiB]
+    assert [str(cell) for cell in others] == [str(cell) for cell in plain.cells if cell.granule != 32 * MiB]
+
+
 def test_missing_folder(tmp_path: Path) -> None:
     assert refused(tmp_path / "none") == f"{tmp_path}/none: cannot open the folder: no such file or directory"
 
