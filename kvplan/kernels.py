@@ -17,9 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(function: F) -> F:
     """Compile `function` on first use and keep the machine code between runs, where any folder can be written."""
     try:
-        return njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]
+        return njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function)  # type: ignore[no-any-return]
     except RuntimeError:  # numba found no folder to cache in: the package's and the user's are read-only
-        return njit(nogil=True)(function)  # type: ignore[no-any-return]
+        return njit(nogil=True, no_cfunc_wrapper=True)(function)  # type: ignore[no-any-return]
 
 
 def part(function: F) -> F:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.documents import PathTree, Requests
-from kvplan.kernels import compiled
+from kvplan.kernels import compiled, part
 
 Ints: TypeAlias = NDArray[np.int64]
 Narrow: TypeAlias = NDArray[np.int32]
@@ -23,8 +23,8 @@ Narrow: TypeAlias = NDArray[np.int32]
 _ROOM = 8  # arrays that grow do so by an eighth: they are moved by the page, and what they hold is not copied
 
 
-@compiled
-def stretch_of(first: Narrow, requests: int, block: int) -> Any:
+@part
+def stretch_of(first: Narrow, requests: int, block: Any) -> Any:
     """The request, of so many, that brought in a block."""
     low, high = np.int64(0), np.int64(requests)
     while low + 1 < high:
@@ -53,7 +53,7 @@ def _grow(
             here = ids[start + depth]
             entered = after[s + 1] - 1
             if entered < 0 or first[entered] != here:
-                entered = stretch_of(first, r, here)
+                entered = stretch_of(first, r, np.int64(here))
                 after[s + 1] = entered + 1
             if first[entered] != here or parent[entered] != s or shared[entered] != depth:
                 return i
@@ -126,7 +126,7 @@ def tree(requests: Requests) -> PathTree:
     return from_ids(requests.paths, np.asarray(requests.offsets, np.int64))
 
 
-@compiled
+@part
 def climbed(parent: Narrow, shared: Narrow, r: Any, blocks: Any, up: Narrow) -> tuple[Narrow, int]:
     """The stretches that the first `blocks` blocks of r's path go through, deepest first, in `up` or a larger array."""
     size, s = 0, r
@@ -135,7 +135,8 @@ def climbed(parent: Narrow, shared: Narrow, r: Any, blocks: Any, up: Narrow) -> 
     while s >= 0:
         if size == up.size:
             grown = np.empty(2 * size, np.int32)
-            grown[:size] = up
+            for i in range(size):
+                grown[i] = up[i]
             up = grown
         up[size] = s
         size += 1

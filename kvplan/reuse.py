@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from kvplan import paths
 from kvplan.documents import Hits, Requests
-from kvplan.kernels import announce, compiled
+from kvplan.kernels import announce, compiled, part
 from kvplan.paths import climbed
 from kvplan.progress import Progress, silent
 
@@ -72,7 +72,7 @@ class Sweep:
     tokens_sq: Ints
 
 
-@compiled
+@part
 def _added(newest: Narrow, r: Int, blocks: Int) -> None:
     """Add to the number of blocks that request r was the last to touch, in a Fenwick tree over requests."""
     k = r + 1
@@ -81,12 +81,14 @@ def _added(newest: Narrow, r: Int, blocks: Int) -> None:
         k += k & -k
 
 
-@compiled
+@part
 def _recorded(runs: Narrow, found: Int, r: Int, q: Int, begin: Int, end: Int, newest: Narrow, live: Int) -> Narrow:
     """Note that r takes the blocks at depths `begin` to `end` over from q; returns the table, or a wider one."""
     if found == runs.shape[1]:
         wider = np.empty((5, found + found // 2), np.int32)
-        wider[:, :found] = runs
+        for field in range(5):
+            for i in range(found):
+                wider[field, i] = runs[field, i]
         runs = wider
     newer, k = live, q + 1
     while k > 0:
@@ -161,6 +163,19 @@ def _hit_depths(request: Whole, depth: Whole, length: Whole, requests: int) -> I
     return depths
 
 
+@part
+def _place(ascending: Ints, low: Int, value: Int) -> Int:
+    """The first place from `low` on where a value is not below the one given."""
+    high = ascending.size
+    while low < high:
+        middle = (low + high) >> 1
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @compiled
 def _sweep(
     request: Whole,
@@ -182,7 +197,7 @@ def _sweep(
         r = request[i]
         point, hit, hit_blocks, hit_class = 0, 0, 0, -1
         while i < request.size and request[i] == r:
-            point += np.searchsorted(capacities[point:], rank[i])
+            point = _place(capacities, point, np.int64(rank[i]))
             # Each pass records that from `point` on the request hits more; the sums along the grid come last.
             while point < points:
                 reach = min(capacities[point] - rank[i] + 1, length[i])
@@ -193,7 +208,7 @@ def _sweep(
                 blocks[point] += depth[i] + reach - hit_blocks
                 hit_blocks = depth[i] + reach
                 hit = min(hit_blocks * block_tokens, covered[r])
-                hit_class = np.searchsorted(class_ends, hit)
+                hit_class = _place(class_ends, np.int64(0), np.int64(hit))
                 counts[point, hit_class] += 1
                 tokens[point, hit_class] += hit
                 squares[point, hit_class] += hit * hit
@@ -203,9 +218,10 @@ def _sweep(
             i += 1
     for point in range(1, points):
         blocks[point] += blocks[point - 1]
-        counts[point] += counts[point - 1]
-        tokens[point] += tokens[point - 1]
-        squares[point] += squares[point - 1]
+        for one in range(class_ends.size):
+            counts[point, one] += counts[point - 1, one]
+            tokens[point, one] += tokens[point - 1, one]
+            squares[point, one] += squares[point - 1, one]
     return blocks, counts, tokens, squares
 
 
@@ -248,7 +264,7 @@ def _hit_depths_within(parent: Narrow, shared: Narrow, counts: Narrow, group: In
     up = np.empty(64, np.int32)
     for turn in range(order.size):
         r = order[turn]
-        up, stretches = climbed(parent, shared, r, counts[r], up)
+        up, stretches = climbed(parent, shared, r, np.int64(counts[r]), up)
         for at in range(stretches - 1, -1, -1):
             s = up[at]
             leave = shared[up[at - 1]] if at else counts[r]
