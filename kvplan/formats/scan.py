@@ -19,7 +19,7 @@ from kvplan.errors import UsageError
 from kvplan.formats.columns import NEVER, Column, absent
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, field_at, label, malformed
-from kvplan.kernels import compiled, must_compile
+from kvplan.kernels import compiled, must_compile, part
 
 Ints: TypeAlias = NDArray[np.int64]
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -57,7 +57,7 @@ class Scanned:
     tenant: list[str | None]
 
 
-@compiled
+@part
 def _blank(text: Bytes, at: int) -> int:
     """The next place that is no space within the line."""
     while text[at] == 32 or text[at] == 9 or text[at] == 13:
@@ -65,7 +65,7 @@ def _blank(text: Bytes, at: int) -> int:
     return at
 
 
-@compiled
+@part
 def _skipped(text: Bytes, at: int) -> int:
     """The end of a plain value: a string without escapes, a number, true, false or null; -1 for anything else."""
     c = text[at]
@@ -99,7 +99,7 @@ def _skipped(text: Bytes, at: int) -> int:
     return at
 
 
-@compiled
+@part
 def _named(text: Bytes, start: int, end: int, names: Bytes, ends: Ints) -> int:
     """Which of `names` (one after another, up to `ends`) stands in the text, -1 for none."""
     low = 0
@@ -116,7 +116,7 @@ def _named(text: Bytes, start: int, end: int, names: Bytes, ends: Ints) -> int:
     return -1
 
 
-@compiled
+@part
 def _whole(text: Bytes, at: int) -> tuple[Any, int]:
     """A whole number of at most 18 digits and where it ends; -1 for anything else."""
     sign = np.int64(1)
@@ -132,7 +132,7 @@ def _whole(text: Bytes, at: int) -> tuple[Any, int]:
     return sign * value, at
 
 
-@compiled
+@part
 def _decimal(text: Bytes, at: int) -> tuple[float, int]:
     """A number of at most 15 digits, which a double holds and divides exactly; -1 for anything else."""
     if text[at] == _MINUS:
@@ -153,7 +153,7 @@ def _decimal(text: Bytes, at: int) -> tuple[float, int]:
     return value / scale, at
 
 
-@compiled
+@part
 def _listed(text: Bytes, at: int, ids: NDArray[np.uint64], used: int) -> tuple[int, int]:
     """Read a list of whole numbers into `ids` from `used` on; where it ends (-1: it is none) and what is used then."""
     if text[at] != _OPEN_LIST:
@@ -181,7 +181,7 @@ def _listed(text: Bytes, at: int, ids: NDArray[np.uint64], used: int) -> tuple[i
         at = _blank(text, at + 1)
 
 
-@compiled
+@part
 def _line(
     text: Bytes, at: int, names: Bytes, ends: Ints, numbers: Ints, ids: NDArray[np.uint64], used: int
 ) -> tuple[int, float, int]:
