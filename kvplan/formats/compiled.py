@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.kernels import compiled
+from kvplan.kernels import compiled, part
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -109,7 +109,7 @@ def names_of(number: NDArray[np.int32], names: Ints) -> None:
             names[number[key] - 1] = key
 
 
-@compiled
+@part
 def _slot(table: NDArray[Any], names: Ints, key: Any, shift: np.uint64) -> Any:
     """Where `key` stands in an open-addressing table of numbers into `names`, or the free place for it."""
     at = np.int64((np.uint64(key) * _SPREAD) >> shift)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvplan import paths, reuse
 from kvplan.documents import Finding, Granularity, Hits, Isolation, Replicas, Requests, Tier
 from kvplan.errors import KvplanError, UsageError
-from kvplan.kernels import compiled
+from kvplan.kernels import compiled, part
 from kvplan.paths import block_at, stretch_of
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -211,8 +211,8 @@ def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
     return int(_continued(tree.shared, tree.first, outputs, prompts))
 
 
-@compiled
-def _pair(block: int, reach: int) -> int:
+@part
+def _pair(block: Any, reach: Any) -> Any:
     """A block and up to which depth something goes on after it, in one number; of one block the farthest has the least.
 
     A prompt has fewer than 2^31 blocks; how much further an output reaches does not matter.
