@@ -30,7 +30,7 @@ _OF_GPUS = frozenset({"gpu", "contention", "pipeline"})
 _WEIGHTS = {"disk": 6, "gpu": 4, "contention": 2, "pipeline": 1, "prefill": 4}
 # What prefill takes besides its time: nobody knows beforehand how long.
 _BESIDES = (
-    " once they are built, which for wide models takes a minute on a processor, and one round of the first length"
+    " once they are built, which for wide models may take a minute on a processor, and one round of the first length"
 )
 # Of the write budget, what a pipeline between a GPU and a drive may write in all.
 _PIPELINE_SHARE = 4

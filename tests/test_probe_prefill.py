@@ -132,6 +132,26 @@ def run(raw: dict[str, Any], device: Any, **more: Any) -> probe_prefill.PrefillR
     return probe_prefill.measure(raw, "example", device, **{**fields, **more})
 
 
+def test_large_weights_are_drawn_in_part_and_are_of_the_same_kind() -> None:
+    drawn = torch.Tensor.normal_
+    with cutmodel._drawn_in_part():
+        large = torch.empty(1500, 1024).normal_(1.0, 0.02, generator=torch.Generator().manual_seed(1))
+        small = torch.empty(64, 64).normal_(generator=torch.Generator().manual_seed(1))
+        torn = torch.empty(1024, 2048).t().uniform_(-1, 1)
+    assert torch.Tensor.normal_ is drawn
+    assert torch.isfinite(large).all()
+    assert abs(float(large.mean()) - 1.0) < 1e-3
+    assert abs(float(large.std()) - 0.02) < 1e-3
+    assert len({tuple(row[:4].tolist()) for row in large}) == len(large)  # no row is another's copy
+    piece = cutmodel._DRAWN
+    assert torch.equal(large.view(-1)[piece:], large.view(-1)[: large.numel() - piece])
+    assert torch.equal(small, torch.empty(64, 64).normal_(generator=torch.Generator().manual_seed(1)))
+    assert abs(float(torn.mean())) < 0.01
+    with pytest.raises(ZeroDivisionError), cutmodel._drawn_in_part():
+        raise ZeroDivisionError
+    assert torch.Tensor.normal_ is drawn
+
+
 class Slow(Known):
     """A device that takes the time that it says, on a clock of its own; building takes a minute of it."""
 

@@ -18,6 +18,7 @@ from kvplan.errors import KvplanError
 from kvplan.probing.cutting import NUMBERED, Json, cut_config
 
 MORE = 3
+_DRAWN = 2**20 - 3  # weights that are drawn of a large tensor; odd, so that its rows are not alike
 # What transformers does in another way than serving engines, by a word in the name of a kind of layer.
 _DIFFERENCES = (
     ("sliding", "windows as a mask over the whole square: an engine's long prompts are quicker"),
@@ -252,10 +253,41 @@ def build(config: Any, device: Any, dtype: Any, name: str) -> Any:
     with _quiet(name):
         torch.set_default_dtype(dtype)
         try:
-            with torch.device(device):
+            with torch.device(device), _drawn_in_part():
                 return _new(config).eval()
         finally:
             torch.set_default_dtype(before)
+
+
+@contextmanager
+def _drawn_in_part() -> Iterator[None]:
+    """Large tensors on a processor repeat a piece that is drawn: what a pass costs is not in the values of weights, and
+    drawing billions of them takes minutes, twice over, as torch draws what transformers then draws again."""
+    import torch
+
+    kinds = {name: getattr(torch.Tensor, name) for name in ("normal_", "uniform_")}
+
+    def in_part(draw: Any) -> Any:
+        def fill(tensor: Any, *args: Any, **more: Any) -> Any:
+            if tensor.device.type != "cpu" or tensor.numel() <= _DRAWN or not tensor.is_contiguous():
+                return draw(tensor, *args, **more)
+            flat, done = tensor.detach().view(-1), _DRAWN
+            draw(flat[:done], *args, **more)
+            while done < flat.numel():
+                step = min(done, flat.numel() - done)
+                flat[done : done + step] = flat[:step]
+                done += step
+            return tensor
+
+        return fill
+
+    try:
+        for name, draw in kinds.items():
+            setattr(torch.Tensor, name, in_part(draw))
+        yield
+    finally:
+        for name, draw in kinds.items():
+            setattr(torch.Tensor, name, draw)
 
 
 def fewer_experts(config: Any, most: int) -> dict[str, int]:
