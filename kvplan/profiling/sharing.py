@@ -25,12 +25,16 @@ def _most_saving(
 ) -> Ints:
     """The `most` stretches that save most, unordered: which, up to which token, and saved tokens of each."""
     best = np.zeros((most, 3), np.int64)
+    least = 0
     for i in range(request.size):
         to = min(end[i] * block_tokens, covered[request[i]])
         saved = (references[i] - 1) * (to - first[i] * block_tokens)
-        least = np.argmin(best[:, 2])
         if saved > best[least, 2]:
             best[least, 0], best[least, 1], best[least, 2] = i, to, saved
+            least = 0
+            for one in range(1, most):
+                if best[one, 2] < best[least, 2]:
+                    least = one
     return best
 
 

@@ -47,12 +47,18 @@ class Flight:
 
 def percentiles(values: NDArray[Any], weights: NDArray[Any] | None = None) -> Percentiles:
     """Percentiles of `values` by `weights` (1 each): the least value that the given share does not exceed."""
-    if weights is None or not weights.sum():
+    shares, slack = np.array((0.5, 0.95, 0.99)), 1 - 1e-12
+    evenly = weights is None or not weights.sum()
+    if weights is None or evenly:
         weights = np.broadcast_to(1.0, len(values))
     total = (values * weights).sum()
     most = values.max(where=weights > 0, initial=values.min())
     order = np.argsort(values, kind="stable")
-    at, reached = _reached(weights, order, np.array((0.5, 0.95, 0.99)), 1 - 1e-12)
+    if evenly:
+        reached = float(len(values))
+        at = np.maximum(np.ceil(shares * reached * slack).astype(np.int64) - 1, 0)
+    else:
+        at, reached = _reached(weights, order, shares, slack)
     p50, p95, p99 = (float(values[order[index]]) for index in at)
     return Percentiles(p50=p50, p95=p95, p99=p99, max=float(most), mean=float(total / reached))
 
@@ -138,7 +144,7 @@ def in_flight(steps: Flight, until_s: float) -> tuple[Percentiles, Percentiles]:
 @compiled
 def _spent(time_s: Floats, until_s: float) -> Floats:
     """How long each step lasts before `until_s`."""
-    spent = np.zeros(time_s.size, np.float64)
+    spent = np.empty(time_s.size, np.float64)
     for i in range(time_s.size):
         after = time_s[i + 1] if i + 1 < time_s.size else until_s
         spent[i] = max(min(after, until_s) - min(time_s[i], until_s), 0.0)
@@ -181,21 +187,20 @@ def mean_resident(between: Gaps, time_s: NDArray[Any], left: Ints, windows_s: Fl
     `hold` is the time from a use to the next of the same block, or to the end of the log; `left` of each request, by
     `time_s`, is not used again. Windows ascend.
     """
-    sums = _held(
-        between.gap_s, between.tokens, between.order, np.ascontiguousarray(time_s, np.float64), left, windows_s
-    )
+    whole = int(between.tokens.sum()) + int(left.sum())
+    columns = (between.gap_s, between.tokens, between.order, np.ascontiguousarray(time_s, np.float64), left)
+    sums = _held(*columns, whole, windows_s)
     mean: Floats = sums / float(time_s[-1] - time_s[0])
     return mean
 
 
 @compiled
 def _held(
-    gap_s: Floats, tokens: reuse.Whole, order: reuse.Whole, time_s: Floats, left: Ints, windows_s: Floats
+    gap_s: Floats, tokens: reuse.Whole, order: reuse.Whole, time_s: Floats, left: Ints, whole: int, windows_s: Floats
 ) -> Floats:
     end = time_s[-1]
     within, counted, i, j = 0.0, 0, 0, time_s.size - 1
     sums = np.empty(windows_s.size, np.float64)
-    whole = tokens.sum() + left.sum()
     for w in range(windows_s.size):
         while True:  # the shortest hold: of runs, then of what is left of the requests from the last on
             hold = np.inf if j < 0 else end - time_s[j]
