@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kvplan import paths as path_trees
 from kvplan.documents import Finding, LogSource, PathTree, Requests, Texts
 from kvplan.errors import KvplanError, UsageError
-from kvplan.formats import FAMILIES, Family, anonymous, checks, delimited, parquet
+from kvplan.formats import FAMILIES, Family, anonymous, checks, delimited, mooncake, parquet, roles
 from kvplan.formats.ids import Ids, chain, dense, first_unchained
 from kvplan.formats.keyed import Keyed
 from kvplan.formats.lines import Lines
@@ -31,6 +31,8 @@ from kvplan.units import show_duration, show_percent
 
 Ints: TypeAlias = NDArray[np.int64]
 
+# Lines whose fields --columns names are told apart as if they had Mooncake's names.
+_OWN = {one: mooncake.OWN[one] for one in ("input_tokens", "hash_ids")}
 _TIES_WORTH_SAYING = 0.1
 _MOST_NAMED = 5
 
@@ -64,7 +66,7 @@ def read(
     `paths` are files, plain or compressed, URLs of objects that fsspec opens, or '-' for standard input; all of one
     format. `format` names it, else the first lines decide. `block_tokens` is needed where the log does not imply it;
     `tokenizer` (a folder) where the log holds text; `tenant_by` is the field, dotted, that names a request's tenant;
-    `columns` says which column of a table holds what, where its names do not (`{"time_s": "t"}`). `bytes_per_token`
+    `columns` says which column of a table, or field of a line, holds what (`{"time_s": "t"}`). `bytes_per_token`
     stands in for a tokenizer; `text_block_tokens` is the block size of logs of text unless `block_tokens` is given, and
     `image_tokens` what an image adds to a prompt. With several `processes` large logs of text are tokenized by as many.
     Up to `skip_bad` unusable lines are left out and counted, one more is an error. Raises KvplanError naming file and
@@ -81,6 +83,7 @@ def read(
         raise UsageError(
             f"--approximate-tokens {bytes_per_token:g}: give the bytes of text that make a token, such as 4"
         )
+    roles.check(columns or {})
     options = Options(
         block_tokens=block_tokens,
         tokenizer=tokenizer,
@@ -107,6 +110,7 @@ def _files(paths: Sequence[Path | str], format: str | None, options: Options, sk
         with contextlib.closing(lines):
             _open(lines)
             family = _named(format) if format else _detected(lines, options)
+            roles.refuse(lines, family.name, options.columns, family.roles)
             if options.sink is not None and (skip_bad or not family.streams):
                 _refuse_to_stream(lines, family, skip_bad)
             rows = family.read(lines, options)
@@ -158,7 +162,8 @@ def _detected(lines: Lines, options: Options) -> Family:
             problem = problem or f"line {number}: {malformed(error)}"
             continue
         if isinstance(row, dict):
-            rows.append((number, row))
+            told = {field: row[options.columns[one]] for one, field in _OWN.items() if options.columns.get(one) in row}
+            rows.append((number, row | told))
         else:
             problem = problem or f"line {number} is no JSON object"
     if not rows:

@@ -29,6 +29,8 @@ def test_columns_are_named_on_the_command_line(
     for wrong in ("time", "=x", "time="):
         assert run(monkeypatch, LOGS / "table.csv", "--columns", wrong) == 2
         assert f"--columns {wrong}: write what a column holds" in capsys.readouterr().err
+    assert run(monkeypatch, LOGS / "table.csv", "--columns", "time_s=a,time_s=b") == 2
+    assert "--columns time_s=b: time_s=a says it already" in capsys.readouterr().err
 
 
 def test_a_trace_to_share_is_written_instead_of_a_document(

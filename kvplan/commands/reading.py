@@ -31,7 +31,8 @@ class Reading:
     ] = None
     tenant_by: Annotated[str | None, typer.Option(metavar="FIELD", help="Log field that names the tenant.")] = None
     columns: Annotated[
-        list[str] | None, typer.Option(metavar="ROLE=NAME,…", help="What a table's columns hold, such as time_ms=when.")
+        list[str] | None,
+        typer.Option(metavar="ROLE=NAME,…", help="What a column, or a field of a line, holds: time_s=when."),
     ] = None
     skip_bad: Annotated[int, typer.Option(min=0, help="Bad lines to leave out, counted, before giving up.")] = 0
 
@@ -72,11 +73,12 @@ def _of_model(path: Path) -> tuple[int, int | None]:
 
 
 def _columns(pairs: Sequence[str]) -> dict[str, str]:
-    """What a table's columns hold, from texts such as `time_ms=when`."""
+    """What columns or fields hold, from texts such as `time_ms=when`."""
     found = {}
     for pair in (part for text in pairs for part in text.split(",")):
         role, _, name = pair.partition("=")
         if not role.strip() or not name.strip():
             raise UsageError(f"--columns {pair}: write what a column holds and its name, such as time_ms=when")
-        found[role.strip()] = name.strip()
+        if found.setdefault(role.strip(), name.strip()) != name.strip():
+            raise UsageError(f"--columns {pair}: {role.strip()}={found[role.strip()]} says it already: leave one out")
     return found

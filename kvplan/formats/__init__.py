@@ -24,6 +24,7 @@ from kvplan.formats import (
     weka,
 )
 from kvplan.formats.lines import Lines
+from kvplan.formats.roles import DURATION_UNITS, ROLES, TIMES
 from kvplan.formats.rows import Options, Rows
 
 
@@ -32,7 +33,7 @@ class Family:
     """One format: `detect` decides from one decoded line, `read` takes a whole file, `looks` describes it to a user.
 
     Tables are not told from a decoded line (`detect` is None), but from their first bytes and their header. A format
-    that `streams` gives its block ids to a sink as it is read.
+    that `streams` gives its block ids to a sink as it is read. `roles` are those that --columns can name in it.
     """
 
     name: str
@@ -40,7 +41,15 @@ class Family:
     detect: Callable[[dict[str, Any]], bool] | None
     read: Callable[[Lines, Options], Rows]
     streams: bool = False
+    roles: tuple[str, ...] = ()
 
+
+_DELAYED = tuple(role for role in TIMES if role != "time")  # a delay counts from the turn before: its unit is needed
+_HASHED = ("input_tokens", "output_tokens", "hash_ids")
+_BAILIAN = (*TIMES, *_HASHED)
+_SESSIONS = (*_DELAYED, *_HASHED, "block_tokens", "session")
+_LENGTHS = (*TIMES, "input_tokens", "output_tokens", *DURATION_UNITS, "session")
+_CHAT = (*TIMES, *DURATION_UNITS, "session")
 
 FAMILIES = (
     Family(
@@ -54,18 +63,21 @@ FAMILIES = (
         looks="lines with chat_id, timestamp, input_length, hash_ids",
         detect=bailian.detect,
         read=bailian.read,
+        roles=_BAILIAN,
     ),
     Family(
         name="mooncake-sessions",
         looks="lines with session_id, delay, input_length, hash_ids",
         detect=sessions.detect,
         read=sessions.read,
+        roles=_SESSIONS,
     ),
     Family(
         name="mooncake-delta",
         looks="the same, each line with what its turn adds",
         detect=None,
         read=sessions.read_deltas,
+        roles=_SESSIONS,
     ),
     Family(
         name="mooncake",
@@ -73,12 +85,14 @@ FAMILIES = (
         detect=mooncake.detect,
         read=mooncake.read,
         streams=True,
+        roles=ROLES,
     ),
     Family(
         name="lengths",
         looks="lines with timestamp, input_length, output_length, without hash_ids",
         detect=lengths.detect,
         read=lengths.read,
+        roles=_LENGTHS,
     ),
     Family(
         name="weka",
@@ -110,6 +124,7 @@ FAMILIES = (
         detect=None,
         read=parquet.read,
         streams=True,
+        roles=ROLES,
     ),
     Family(
         name="csv",
@@ -117,6 +132,7 @@ FAMILIES = (
         detect=None,
         read=delimited.read,
         streams=True,
+        roles=ROLES,
     ),
     Family(
         name="otel",
@@ -141,5 +157,6 @@ FAMILIES = (
         looks="lines with messages or prompt, alone or in body or request",
         detect=chat.detect,
         read=chat.read,
+        roles=_CHAT,
     ),
 )

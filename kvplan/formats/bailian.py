@@ -6,19 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.documents import Finding
-from kvplan.formats import hashed
+from kvplan.formats import hashed, times
+from kvplan.formats.columns import absent, known
 from kvplan.formats.lines import Lines
+from kvplan.formats.roles import Fields
 from kvplan.formats.rows import Options, Rows
-from kvplan.formats.scan import Field, Scanner, known
+from kvplan.formats.scan import Field, Scanner
 
 _BLOCK_TOKENS = 16
-_FIELDS = (
-    Field(name="input_length", needed=True),
-    Field(name="output_length"),
-    Field(name="chat_id", needed=True, label=True),
-    Field(name="parent_chat_id", least=-1, label=True),
-)
+_OWN = {
+    "time": "timestamp",
+    "input_tokens": "input_length",
+    "output_tokens": "output_length",
+    "hash_ids": "hash_ids",
+}
 
 
 def detect(row: dict[str, Any]) -> bool:
@@ -28,14 +29,24 @@ def detect(row: dict[str, Any]) -> bool:
 
 def read(lines: Lines, options: Options) -> Rows:
     """Read a whole file. Raises KvplanError naming the line that is malformed or contradicts the block size."""
-    scanned = Scanner(lines, options, time="timestamp", ids="hash_ids", fields=_FIELDS).read()
+    names = Fields(_OWN, options.columns)
+    fields = (
+        Field(name=names["input_tokens"], needed=True),
+        Field(name=names["output_tokens"]),
+        Field(name="chat_id", needed=True, label=True),
+        Field(name="parent_chat_id", least=-1, label=True),
+    )
+    scanned = Scanner(lines, options, time=names["time"], ids=names["hash_ids"], fields=fields).read()
+    names.need(lines, "output_tokens", not absent(scanned.numbers[names["output_tokens"]]))
+    names.need(lines, "time", not np.isnan(scanned.time).all())
+    time_s, findings = times.read(scanned.time, names["time"], names.role("time"), "s", "Bailian traces")
     chats, parents = scanned.numbers["chat_id"], scanned.numbers["parent_chat_id"]
     size = options.block_tokens or _BLOCK_TOKENS
     columns = hashed.Columns(
         line=scanned.line,
-        time_s=scanned.time,
-        input_tokens=known(scanned.numbers["input_length"]),
-        output_tokens=known(scanned.numbers["output_length"]),
+        time_s=time_s,
+        input_tokens=known(scanned.numbers[names["input_tokens"]]),
+        output_tokens=known(scanned.numbers[names["output_tokens"]]),
         count=scanned.count,
         keys=None,
         start=scanned.start,
@@ -43,8 +54,6 @@ def read(lines: Lines, options: Options) -> Rows:
         tenant=scanned.tenant,
         session=_conversations(chats.tolist(), parents.tolist()),
     )
-    text = "Arrival times are those of 'timestamp', in seconds as Bailian traces have them."
-    findings = [] if np.isnan(scanned.time).all() else [Finding(severity="info", code="times", text=text)]
     named_by = "--block-tokens" if options.block_tokens else "the format"
     return hashed.rows(lines, options, columns, findings, named_by)
 

@@ -49,3 +49,26 @@ class Column:
 def absent(numbers: Ints) -> bool:
     """Whether no row has a number."""
     return not numbers.size or numbers.strides == (0,)
+
+
+def known(numbers: Ints) -> Ints:
+    """Numbers as scanned, 0 in lines that have none."""
+    if absent(numbers):
+        return np.broadcast_to(np.int64(0), numbers.shape)
+    known = numbers.astype(np.int64)
+    known[known == NEVER] = 0
+    return known
+
+
+def durations(numbers: Ints) -> NDArray[np.float64]:
+    """Microseconds as scanned in seconds, NaN in lines that have none."""
+    if absent(numbers):
+        return np.broadcast_to(np.nan, numbers.shape)
+    return np.where(numbers == NEVER, np.nan, numbers / 1e6)
+
+
+def labels(numbers: Ints) -> list[str | None]:
+    """Labels as scanned: equal names for equal labels, None in lines that have none; empty where no line has one."""
+    if (numbers == NEVER).all():
+        return []
+    return [None if number == NEVER else str(number) for number in numbers.tolist()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvplan.documents import Finding
@@ -27,6 +27,8 @@ DURATIONS = {"duration_s": 1.0, "latency_s": 1.0, "duration_ms": 0.001, "latency
 
 # A number of a time's size can only be in one unit: 1e11 s is the year 5138, 1e11 ms was in 1973.
 _UNITS = ((1e11, 1.0, "seconds"), (1e14, 1e3, "milliseconds"), (1e17, 1e6, "microseconds"), (1e20, 1e9, "nanoseconds"))
+
+_TOLD = dict(zip(("s", "ms", "us", "ns"), _UNITS, strict=True))
 
 
 def found(row: object, names: Sequence[str]) -> tuple[str, Any]:
@@ -53,23 +55,30 @@ def count(row: object, names: Sequence[str], called: str = "") -> int | None:
     return value
 
 
-def duration(row: object) -> float:
-    """Seconds a request ran, NaN where the row does not say. Raises ValueError for a value that is no duration."""
-    name, value = found(row, tuple(DURATIONS))
+def duration(row: object, names: Mapping[str, float] = DURATIONS) -> float:
+    """Seconds a request ran, NaN where the row does not say. Raises ValueError for a value that is no duration.
+
+    `names` are the fields that may say it, with the seconds of their unit.
+    """
+    name, value = found(row, tuple(names))
     if value is None:
         return float("nan")
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
         raise ValueError(f"{name} is {value!r}, not a duration")
-    return float(value) * DURATIONS[name]
+    return float(value) * names[name]
 
 
 class Clock:
-    """Reads arrival times. The first row decides whether there are times at all, the first number in which unit."""
+    """Reads arrival times. The first row decides whether there are times at all, the first number in which unit.
 
-    def __init__(self, names: Sequence[str] = TIMES) -> None:
+    `told` is the unit where it is known before ("s", "ms", "us", "ns").
+    """
+
+    def __init__(self, names: Sequence[str] = TIMES, told: str = "") -> None:
         self._names = names
         self._field: str | None = None
-        self._unit: tuple[float, float, str] | None = None
+        self._told = bool(told)
+        self._unit: tuple[float, float, str] | None = _TOLD.get(told)
 
     def __call__(self, row: object) -> float:
         """Seconds, on whatever clock the log keeps; NaN in a log without times. Raises ValueError."""
@@ -97,6 +106,8 @@ class Clock:
     def _number(self, name: str, value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name} is a {type(value).__name__}, neither a number nor an ISO 8601 time")
+        if self._told and self._unit is not None and abs(value) < 1e30:
+            return float(value) / self._unit[1]
         unit = next((unit for unit in _UNITS if abs(value) < unit[0]), None)
         self._unit = self._unit or unit
         if unit is None or self._unit is None or (unit != self._unit and abs(value) >= _UNITS[0][0]):

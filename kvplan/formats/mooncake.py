@@ -10,19 +10,22 @@ from typing import Any
 
 import numpy as np
 
-from kvplan.documents import Finding
-from kvplan.formats import hashed
+from kvplan.formats import hashed, times
+from kvplan.formats.columns import absent, durations, known, labels
 from kvplan.formats.lines import Lines
+from kvplan.formats.roles import DURATION_UNITS, Fields
 from kvplan.formats.rows import Options, Rows
-from kvplan.formats.scan import Field, Scanner, durations, known, names
+from kvplan.formats.scan import Field, Scanner
 
-_FIELDS = (
-    Field(name="input_length", needed=True),
-    Field(name="output_length"),
-    Field(name="block_size", least=1),
-    Field(name="session_id", label=True),
-    Field(name="duration_ms"),
-)
+OWN = {
+    "time": "timestamp",
+    "input_tokens": "input_length",
+    "output_tokens": "output_length",
+    "hash_ids": "hash_ids",
+    "block_tokens": "block_size",
+    "session": "session_id",
+    "duration": "duration_ms",
+}
 
 
 def detect(row: dict[str, Any]) -> bool:
@@ -32,27 +35,31 @@ def detect(row: dict[str, Any]) -> bool:
 
 def read(lines: Lines, options: Options) -> Rows:
     """Read a whole file. Raises KvplanError naming the line that is malformed or contradicts the block size."""
-    scanned = Scanner(lines, options, time="timestamp", ids="hash_ids", fields=_FIELDS).read()
-    findings = [] if np.isnan(scanned.time).all() else [_times(bool((scanned.time % 1 != 0).any()))]
+    names = Fields(OWN, options.columns)
+    unit = DURATION_UNITS[names.role("duration") or "duration_ms"]
+    fields = (
+        Field(name=names["input_tokens"], needed=True),
+        Field(name=names["output_tokens"]),
+        Field(name=names["block_tokens"], least=1),
+        Field(name=names["session"], label=True),
+        Field(name=names["duration"], scale=round(1e6 / unit)),
+    )
+    scanned = Scanner(lines, options, time=names["time"], ids=names["hash_ids"], fields=fields).read()
+    for one in ("output_tokens", "block_tokens", "session", "duration"):
+        names.need(lines, one, not absent(scanned.numbers[names[one]]))
+    names.need(lines, "time", not np.isnan(scanned.time).all())
+    time_s, findings = times.read(scanned.time, names["time"], names.role("time"), "ms", "Mooncake traces")
     columns = hashed.Columns(
         line=scanned.line,
-        time_s=np.divide(scanned.time, 1000, out=scanned.time),
-        input_tokens=known(scanned.numbers["input_length"]),
-        output_tokens=known(scanned.numbers["output_length"]),
+        time_s=time_s,
+        input_tokens=known(scanned.numbers[names["input_tokens"]]),
+        output_tokens=known(scanned.numbers[names["output_tokens"]]),
         count=scanned.count,
         keys=None,
         start=scanned.start,
-        duration_s=durations(scanned.numbers["duration_ms"]),
-        sizes=known(scanned.numbers["block_size"]),
-        session=names(scanned.numbers["session_id"]),
+        duration_s=durations(scanned.numbers[names["duration"]]),
+        sizes=known(scanned.numbers[names["block_tokens"]]),
+        session=labels(scanned.numbers[names["session"]]),
         tenant=scanned.tenant,
     )
-    return hashed.rows(lines, options, columns, findings, "its field 'block_size'")
-
-
-def _times(fractions: bool) -> Finding:
-    text = "Arrival times are those of 'timestamp', in milliseconds as Mooncake traces have them."
-    if not fractions:
-        return Finding(severity="info", code="times", text=text)
-    text += " Some have fractions: if they are seconds, all rates and intervals here are a thousand times off."
-    return Finding(severity="warning", code="times", text=text)
+    return hashed.rows(lines, options, columns, findings, f"its field '{names['block_tokens']}'")

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvplan.errors import UsageError
-from kvplan.formats.columns import NEVER, Column, absent
+from kvplan.formats.columns import NEVER, Column
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, field_at, label, malformed
 from kvplan.kernels import compiled, must_compile, part
@@ -32,7 +32,8 @@ _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST, _NEWLINE = 123, 125, 91, 93, 10
 class Field:
     """A whole number that lines may hold: its name, whether every line must, and its range.
 
-    A `label` may be a text as well, which is numbered from beyond that range.
+    A `label` may be a text as well, which is numbered from beyond that range. One with a `scale` may have fractions:
+    it is kept times that, rounded.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Field:
     least: int = 0
     most: int = 2**40
     label: bool = False
+    scale: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -270,7 +272,10 @@ def _scan(
 
 
 class Scanner:
-    """Reads one file. `time` and `ids` name the fields of the arrival time and of the list of block ids."""
+    """Reads one file. `time` and `ids` name the fields of the arrival time and of the list of block ids.
+
+    The first of `fields` is the length of the prompt.
+    """
 
     def __init__(self, lines: Lines, options: Options, *, time: str, ids: str, fields: Sequence[Field]) -> None:
         self._lines = lines
@@ -285,7 +290,7 @@ class Scanner:
         self._limits = np.array([(field.needed, field.least, field.most) for field in fields], np.int64).reshape(-1, 3)
         self._columns = [Column(), Column(np.float64), *(Column() for _ in range(1 + len(fields)))]
         self._start = options.keyed.rows
-        self._tokens = next(i for i, field in enumerate(fields) if field.name == "input_length")
+        self._scaled = [(i, field.scale) for i, field in enumerate(fields) if field.scale != 1]
         self._tenants: list[str | None] = []
         self._labels: dict[str, int] = {}
         self._ids = np.empty(0, np.uint64)
@@ -313,10 +318,14 @@ class Scanner:
         at, row, used = 0, 0, 0
         while at < text.size:
             if not self._path:
+                before = row
                 at, number, row, used = _scan(
                     *(text, at, number, row, used, self._names, self._ends, self._limits),
                     *(line, time, numbers, count, self._ids),
                 )
+                for i, scale in self._scaled:
+                    part = numbers[before:row, i]
+                    part[part != NEVER] *= scale
             if at < text.size:
                 end = block.index(b"\n", at)
                 found = self._slow(number, block[at:end], numbers[row])
@@ -326,7 +335,7 @@ class Scanner:
                     line[row], count[row] = number, ids.size
                     row, used = row + 1, used + ids.size
                 at, number = end + 1, number + 1
-        self._options.take(count[:row], numbers[:row, self._tokens].copy(), self._ids[:used].view(np.int64))
+        self._options.take(count[:row], numbers[:row, 0].copy(), self._ids[:used].view(np.int64))
         for column, values in zip(self._columns, (line[:row], time[:row], count[:row], *numbers[:row].T), strict=True):
             column.extend(values)
         return number
@@ -353,31 +362,8 @@ class Scanner:
             value = getattr(row, f"number{i}")
             if isinstance(value, str):
                 value = self._labels.setdefault(value, field.most + 1 + len(self._labels))
-            numbers[i] = NEVER if value is None else value
+            numbers[i] = NEVER if value is None else round(value * field.scale)
         return float("nan") if row.time is None else row.time, ids
-
-
-def known(numbers: Ints) -> Ints:
-    """Numbers as scanned, 0 in lines that have none."""
-    if absent(numbers):
-        return np.broadcast_to(np.int64(0), numbers.shape)
-    known = numbers.astype(np.int64)
-    known[known == NEVER] = 0
-    return known
-
-
-def durations(numbers: Ints) -> NDArray[np.float64]:
-    """Milliseconds as scanned in seconds, NaN in lines that have none."""
-    if absent(numbers):
-        return np.broadcast_to(np.nan, numbers.shape)
-    return np.where(numbers == NEVER, np.nan, numbers / 1000)
-
-
-def names(numbers: Ints) -> list[str | None]:
-    """Labels as scanned: equal names for equal labels, None in lines that have none; empty where no line has one."""
-    if (numbers == NEVER).all():
-        return []
-    return [None if number == NEVER else str(number) for number in numbers.tolist()]
 
 
 def _row_type(time: str, ids: str, fields: Sequence[Field], tenant_key: Sequence[str]) -> Any:
@@ -385,7 +371,7 @@ def _row_type(time: str, ids: str, fields: Sequence[Field], tenant_key: Sequence
     members: list[Any] = [("ids", list[int]), ("time", float | None, None)]
     names = {"ids": ids, "time": time}
     for i, field in enumerate(fields):
-        kind: Any = Annotated[int, msgspec.Meta(ge=field.least, le=field.most)]
+        kind: Any = Annotated[int if field.scale == 1 else float, msgspec.Meta(ge=field.least, le=field.most)]
         kind = kind | str if field.label else kind
         members.append((f"number{i}", kind) if field.needed else (f"number{i}", kind | None, None))
         names[f"number{i}"] = field.name

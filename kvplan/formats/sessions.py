@@ -17,15 +17,25 @@ from numpy.typing import NDArray
 
 from kvplan.documents import Finding
 from kvplan.errors import KvplanError
-from kvplan.formats import hashed
+from kvplan.formats import hashed, times
 from kvplan.formats.blocks import block_size
 from kvplan.formats.entries import Entry, collected, decoded, keys, name_at, number, tenant, tokens
 from kvplan.formats.lines import Lines
+from kvplan.formats.roles import Fields
 from kvplan.formats.rows import Options, Rows
+from kvplan.formats.times import TIME_UNITS
 
 Ints: TypeAlias = NDArray[np.int64]
 
 _OUTPUT = b"output"
+_OWN = {
+    "time": "timestamp",
+    "input_tokens": "input_length",
+    "output_tokens": "output_length",
+    "hash_ids": "hash_ids",
+    "block_tokens": "block_size",
+    "session": "session_id",
+}
 
 
 def detect(row: dict[str, Any]) -> bool:
@@ -52,14 +62,16 @@ def read_deltas(lines: Lines, options: Options) -> Rows:
 
 def _turns(lines: Lines, options: Options) -> tuple[list[Entry], int]:
     """The rows as they stand, with times, and how many of those follow from a delay."""
+    names = Fields(_OWN, options.columns)
+    unit = TIME_UNITS[names.role("time") or "time_ms"]
     last: dict[str, float] = {}
     chained = 0
 
     def turn(line: int, row: dict[str, Any]) -> Iterable[Entry]:
         nonlocal chained
-        session = name_at(row, "session_id")
+        session = name_at(row, names["session"])
         delay = number(row, "delay", number(row, "delay_ms", np.nan)) / 1000
-        time_s = number(row, "timestamp", np.nan) / 1000
+        time_s = number(row, names["time"], np.nan) / unit
         if np.isnan(time_s) and not np.isnan(delay):
             if session not in last:
                 raise ValueError("has a delay but no earlier turn of its session to count from")
@@ -70,15 +82,20 @@ def _turns(lines: Lines, options: Options) -> tuple[list[Entry], int]:
         yield Entry(
             line=line,
             time_s=time_s,
-            input_tokens=tokens(row, "input_length"),
-            output_tokens=tokens(row, "output_length", 0),
-            keys=keys(row, "hash_ids"),
+            input_tokens=tokens(row, names["input_tokens"]),
+            output_tokens=tokens(row, names["output_tokens"], 0),
+            keys=keys(row, names["hash_ids"]),
             tenant=tenant(row, options),
             session=session,
-            size=tokens(row, "block_size", 0),
+            size=tokens(row, names["block_tokens"], 0),
         )
 
-    return list(decoded(lines, turn)), chained
+    entries = list(decoded(lines, turn))
+    names.need(lines, "time", not entries or any(not np.isnan(entry.time_s) for entry in entries))
+    names.need(lines, "session", bool(last))
+    names.need(lines, "output_tokens", any(entry.output_tokens for entry in entries))
+    names.need(lines, "block_tokens", any(entry.size for entry in entries))
+    return entries, chained
 
 
 def _pairs(entries: list[Entry]) -> Iterator[tuple[Entry, Entry]]:
@@ -98,7 +115,7 @@ def _continues(pair: tuple[Entry, Entry]) -> bool | None:
 
 
 def _rows(lines: Lines, options: Options, entries: list[Entry], chained: int, deltas: bool) -> Rows:
-    findings = [Finding(severity="info", code="times", text="Arrival times are those of 'timestamp' (milliseconds).")]
+    findings = _times(entries, Fields(_OWN, options.columns))
     if chained:
         text = (
             f"{chained:,} turns come a delay after the answer before, which the log does not time: answers are taken "
@@ -113,6 +130,18 @@ def _rows(lines: Lines, options: Options, entries: list[Entry], chained: int, de
         )
         findings.append(Finding(severity="info", code="deltas", text=text))
     return hashed.rows(lines, options, collected(entries), findings, "its field 'block_size'")
+
+
+def _times(entries: list[Entry], names: Fields) -> list[Finding]:
+    """How times were read, and whether their unit can be right."""
+    role = names.role("time")
+    unit = (role or "time_ms").removeprefix("time_")
+    text = f"Arrival times are those of '{names['time']}' ({'milliseconds' if unit == 'ms' else unit})."
+    said = [Finding(severity="info", code="times", text=text)]
+    time_s = np.array([entry.time_s for entry in entries], np.float64)
+    if role is None and time_s.size and not np.isnan(time_s).any():
+        said += times.doubts(time_s, unit, names["time"])
+    return said
 
 
 @dataclass(slots=True)

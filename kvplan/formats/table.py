@@ -13,19 +13,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from kvplan.documents import Finding
-from kvplan.errors import KvplanError, UsageError
+from kvplan.errors import KvplanError
 from kvplan.formats.blocks import block_size
 from kvplan.formats.hashed import kept_keys
 from kvplan.formats.lines import Lines
+from kvplan.formats.roles import DURATION_UNITS, TIMES, kind
 from kvplan.formats.rows import Keys, Options, Rows, narrow
+from kvplan.formats.times import table_seconds
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 
 _MOST_TOKENS = 2**40
-TIME_UNITS = {"time_s": 1.0, "time_ms": 1e3, "time_us": 1e6, "time_ns": 1e9}
-DURATION_UNITS = {"duration_s": 1.0, "duration_ms": 1e3}
 
 # What a column may be called, in lower case, without spaces and underscores. The unit of a `time` its values tell.
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -46,7 +45,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "block_tokens": ("blocksize", "blocktokens", "chunksize", "traceblocksize"),
     "session": ("sessionid", "providedsessionid", "conversationid", "chatid"),
 }
-ROLES = tuple(_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +61,13 @@ class Batch:
 
 def roles(lines: Lines, names: Sequence[str], options: Options) -> dict[str, str]:
     """Which column holds what. Raises KvplanError for a --columns name that is not there, or without input lengths."""
-    for role, name in options.columns.items():
-        if role not in ROLES and role not in TIME_UNITS:
-            raise UsageError(f"--columns {role}={name}: unknown (known: {', '.join(sorted({*ROLES, *TIME_UNITS}))})")
+    for name in options.columns.values():
         if name not in names:
             raise KvplanError(f"{lines.name}: has no column {name!r} (has {', '.join(names)})")
     found = dict(options.columns)
     plain = {_plain(name): name for name in reversed(names)}
     for role, known in _NAMES.items():
-        kind = role.split("_")[0]
-        taken = {other.split("_")[0] for other in found} if kind in ("time", "duration") else set(found)
-        if (kind if kind in ("time", "duration") else role) in taken:
+        if kind(role) in {kind(other) for other in found}:
             continue
         free = [plain[key] for key in known if key in plain and plain[key] not in found.values()]
         if free:
@@ -120,7 +114,7 @@ class Table:
                 columns[role], wrong = _counts(batch.columns[role])
                 self._refuse(batch, role, wrong & ~bad)
                 bad |= wrong
-        time_role = next((role for role in ("time", *TIME_UNITS) if role in batch.columns), None)
+        time_role = next((role for role in TIMES if role in batch.columns), None)
         time = _times(batch.columns[time_role]) if time_role else np.full(batch.line.size, np.nan)
         if time_role:
             self._refuse(batch, time_role, (wrong := _not_finite(time)) & ~bad)
@@ -161,8 +155,8 @@ class Table:
         )
         hashed = "hash_ids" in self.found
         self._options.keyed.file_ends()
-        time_s, said = _seconds(time, self.found, hashed)
-        findings = [Finding(severity="info", code="times", text=said)] if said else []
+        role = next((role for role in TIMES if role in self.found), None)
+        time_s, findings = table_seconds(time, self.found[role] if role else "", role, hashed)
         keep, size = np.ones(line.size, np.bool_), 1
         if hashed:
             given, how = self._given()
@@ -263,38 +257,6 @@ def _labels(values: Any, keep: Ints) -> list[str | None]:
 def _names(parts: Sequence[Sequence[str | None]], keep: NDArray[np.bool_]) -> list[str | None]:
     every = [name for part in parts for name in part]
     return [name for name, kept in zip(every, keep.tolist(), strict=True) if kept] if parts else []
-
-
-def _seconds(time: Any, found: Mapping[str, str], hashed: bool) -> tuple[Floats, str]:
-    """Times in seconds, and how they were read ('' where there are none)."""
-    role = next((role for role in ("time", *TIME_UNITS) if role in found), None)
-    if role is None:
-        return np.asarray(time, np.float64), ""
-    name = found[role]
-    if time.dtype.kind == "M":
-        whole = time.astype(np.int64)
-        return whole / 1e9, f"Arrival times are those of '{name}' (dates, UTC where no zone is given)."
-    if role != "time":
-        return time / TIME_UNITS[role], f"Arrival times are those of '{name}' in {role.removeprefix('time_')}."
-    unit, why = _unit(time, hashed)
-    other = "ms" if unit == "s" else "s"
-    text = (
-        f"Arrival times are those of '{name}', taken as {unit} ({why}; --columns time_{other}={name} says otherwise)."
-    )
-    return time / TIME_UNITS[f"time_{unit}"], text
-
-
-def _unit(time: Floats, hashed: bool) -> tuple[str, str]:
-    """The unit that a column of plain numbers is in, and why."""
-    largest = float(np.abs(time).max(initial=0))
-    for unit, limit in (("s", 1e11), ("ms", 1e14), ("us", 1e17)):
-        if 1e9 <= largest < limit and largest >= limit / 1e3:
-            return unit, "from their size, as time since 1970"
-    if largest >= 1e17:
-        return "ns", "from their size, as time since 1970"
-    if hashed and (time == np.floor(time)).all():
-        return "ms", "whole numbers, as in Mooncake traces"
-    return "s", "as numbers with fractions are" if (time != np.floor(time)).any() else "as plain numbers are"
 
 
 def _shown(value: object) -> str:
