@@ -152,10 +152,11 @@ def _pairs(request: Ints, block: Ints, unique: int) -> tuple[Ints, int]:
             continue
         if found == table.shape[0]:
             grown = np.empty((2 * found, 3), np.int64)
-            grown[:found] = table
+            for j in range(found):
+                grown[j, 0], grown[j, 1], grown[j, 2] = table[j, 0], table[j, 1], table[j, 2]
             table = grown
         for j in range(found, k + 1, -1):
-            table[j] = table[j - 1]
+            table[j, 0], table[j, 1], table[j, 2] = table[j - 1, 0], table[j - 1, 1], table[j - 1, 2]
         table[k + 1, 0], table[k + 1, 1], table[k + 1, 2] = r, q, 1
         found += 1
     return table, found
@@ -181,8 +182,8 @@ def _ranked(request: Ints, toucher: Ints, length: Ints, counts: Ints) -> Ints:
             while k > 0:
                 newer -= newest[k]
                 k &= k - 1
-            row = table[i]
-            row[0], row[1], row[2], row[3], row[4] = r, toucher[i], depth, length[i], newer + depth + 1
+            table[i, 0], table[i, 1], table[i, 2], table[i, 3] = r, toucher[i], depth, length[i]
+            table[i, 4] = newer + depth + 1
             live -= length[i]
             k = toucher[i] + 1
             while k <= requests:

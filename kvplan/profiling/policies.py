@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvplan import reuse
 from kvplan.documents import PolicyCurve, Requests
 from kvplan.errors import UsageError
-from kvplan.kernels import announce, compiled
+from kvplan.kernels import announce, compiled, part
 from kvplan.progress import Progress, silent
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -37,7 +37,7 @@ _SMALL = 10  # S3-FIFO gives a tenth of the cache to its small queue
 _Tree: TypeAlias = tuple[NDArray[np.bool_], NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]
 
 
-@compiled
+@part
 def _new_tree(unique: int) -> _Tree:
     """By block: is it cached, its parent (-1: none), its cached children, the request that touched it last."""
     return (
@@ -48,7 +48,7 @@ def _new_tree(unique: int) -> _Tree:
     )
 
 
-@compiled
+@part
 def _look_up_and_insert(tree: _Tree, path: NDArray[Any], r: int) -> int:
     cached, parent, children, touched = tree
     hit = 0
@@ -65,7 +65,7 @@ def _look_up_and_insert(tree: _Tree, path: NDArray[Any], r: int) -> int:
     return hit
 
 
-@compiled
+@part
 def _remove(tree: _Tree, block: Int) -> Int:
     """Take a leaf out; returns its parent if that is a leaf now, else -1."""
     cached, parent, children, _ = tree
@@ -79,7 +79,7 @@ def _remove(tree: _Tree, block: Int) -> Int:
     return -1
 
 
-@compiled
+@part
 def _ranked_victim(heap: Heap, tree: _Tree, first: Ints, second: Ints, spared: int) -> Int:
     """The leaf to evict, -1 if none: heap entries whose block has changed since are passed over."""
     cached, _, children, touched = tree
@@ -128,7 +128,8 @@ def _play_ranked(
         if policy == _OPTIMAL:
             spared = -2
             for i in range(later_start[r], later_start[r + 1]):
-                first[path[later_depth[i] : later_depth[i] + later_length[i]]] = -later_request[i]
+                for depth in range(later_depth[i], later_depth[i] + later_length[i]):
+                    first[path[depth]] = -later_request[i]
             if path.size:
                 heapq.heappush(heap, (first[path[-1]], second[path[-1]], np.int64(path[-1])))
         end = path.size  # of this path, what is still cached
@@ -146,7 +147,7 @@ def _play_ranked(
     return hits
 
 
-@compiled
+@part
 def _queued_victim(heap: Heap, tree: _Tree, queue: NDArray[Any], which: int, at: Ints, r: int) -> Int:
     cached, _, children, touched = tree
     while len(heap) > 0:
@@ -157,7 +158,7 @@ def _queued_victim(heap: Heap, tree: _Tree, queue: NDArray[Any], which: int, at:
     return -1
 
 
-@compiled
+@part
 def _either_victim(one: Heap, two: Heap, first: bool, tree: _Tree, queue: NDArray[Any], at: Ints, r: int) -> Int:
     """The leaf to evict from queue 1 if `first` holds, else from queue 2; from the other where that has none."""
     victim: Int = -1
@@ -170,7 +171,7 @@ def _either_victim(one: Heap, two: Heap, first: bool, tree: _Tree, queue: NDArra
     return victim
 
 
-@compiled
+@part
 def _trim(ghosts: Heap, head: int, ghost: NDArray[Any], which: int, stamp: Ints) -> int:
     """Forget the oldest ghost of a queue; returns the new head of its list."""
     while True:
@@ -181,7 +182,7 @@ def _trim(ghosts: Heap, head: int, ghost: NDArray[Any], which: int, stamp: Ints)
             return head
 
 
-@compiled
+@part
 def _moved_target(target: float, ghost: Int, gone: Ints, capacity: int) -> Any:
     """ARC's size for queue 1 after a miss on a block that queue `ghost` (0: none) has dropped."""
     if ghost == 1:
@@ -191,7 +192,7 @@ def _moved_target(target: float, ghost: Int, gone: Ints, capacity: int) -> Any:
     return target
 
 
-@compiled
+@part
 def _take_in_arc(
     path: NDArray[Any],
     hit: Int,
@@ -272,7 +273,7 @@ def _play_arc(blocks: NDArray[Any], offsets: Ints, unique: int, capacity: int) -
     return hits
 
 
-@compiled
+@part
 def _take_in_s3(path: NDArray[Any], hit: Int, clock: Int, kinds: tuple[Any, Any, Any], at: Ints, held: Ints) -> Int:
     """Count the uses of a request's blocks and queue the new ones; returns how many ghosts were among them."""
     queue, uses, ghost = kinds

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from kvplan import reuse
 from kvplan.documents import Requests, SampledPoint, Sampling
 from kvplan.errors import KvplanError, UsageError
-from kvplan.kernels import compiled
+from kvplan.kernels import compiled, part
 from kvplan.profiling.buckets import mix
 from kvplan.progress import Progress, silent
 
@@ -303,6 +303,19 @@ def _distinct(registers: NDArray[np.uint8]) -> float:
     return size * float(np.log(size / empty)) if raw <= 2.5 * size and empty else raw
 
 
+@part
+def _place(ascending: Ints, value: float) -> Any:
+    """The first place where a value is not below the one given."""
+    low, high = 0, ascending.size
+    while low < high:
+        middle = (low + high) >> 1
+        if ascending[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @compiled
 def _weighted(
     blocks: Ints, offsets: Ints, weight: Floats, tokens: Ints, hot: NDArray[np.bool_], capacities: Ints
@@ -331,7 +344,7 @@ def _weighted(
             moved = 0.0
             while depth < n and last[blocks[start + depth]] == q:
                 w = weight[blocks[start + depth]]
-                point = np.searchsorted(capacities, newer + above + moved + (w + 1) / 2)
+                point = _place(capacities, newer + above + moved + (w + 1) / 2)
                 kind = 0 if hot[start + depth] else 1
                 hits[point, kind, 0] += 1
                 hits[point, kind, 1] += tokens[start + depth]
@@ -353,5 +366,7 @@ def _weighted(
             newest[k] += whole
             k += k & -k
     for point in range(1, capacities.size):
-        hits[point] += hits[point - 1]
+        for kind in range(2):
+            hits[point, kind, 0] += hits[point - 1, kind, 0]
+            hits[point, kind, 1] += hits[point - 1, kind, 1]
     return hits[:-1]
