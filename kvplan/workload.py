@@ -25,6 +25,7 @@ from kvplan.profiling import (
     policies,
     ray_profile,
     remarks,
+    sampling,
     sharing,
     timeline,
     whatif,
@@ -137,6 +138,11 @@ def from_sample(requests: Requests, sampled: Sampling, service: ServiceModel | N
         f"{sampled.samples} parts of the sample, is at most {100 * worst:.2f} points of block hits. A plan needs the "
         "exact curve."
     )
+    if least := sampling.least_capacity(sampled.rate):
+        text += (
+            f" Caches under {least:,} blocks are left out: too little of the sample fits in them. A larger share shows "
+            "smaller ones."
+        )
     finding = Finding(severity="warning", code="sampled", text=text)
     found = _without_reuse(bare, not np.isnan(requests.time_s).any(), service, finding)
     return replace(

@@ -45,7 +45,7 @@ def test_a_sample_of_everything_is_exact(requests: Requests, samples: int, hot: 
 def test_a_real_trace_from_a_sample(shared: Path, rate: float, mean: float, worst: float) -> None:
     """The trace whose first block is in every request, on which plain sampling is wrong by half."""
     requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
-    capacities = [1000, 3000, 10_000, 20_000, 50_000, 100_000, 182_790]
+    capacities = [size for size in (1000, 3000, 10_000, 20_000, 50_000, 100_000, 182_790) if size * rate >= 100]
     exact = [point.hit_blocks / 288_500 for point in whatif.curve(reuse.find_runs(requests), requests, capacities)]
     sampled = sampling.curve(lambda: sampling.batches_of(requests), block_tokens=512, capacities=capacities, rate=rate)
     off = np.abs(np.array([point.block_hit_ratio for point in sampled.points]) - exact)
@@ -55,6 +55,46 @@ def test_a_real_trace_from_a_sample(shared: Path, rate: float, mean: float, wors
     assert (off <= 4 * error + 0.002).all()
     assert sampled.sampled_references < (0.15 + rate) * 288_500
     assert sampled.hot_blocks == 2000
+
+
+@pytest.mark.parametrize("rate", [0.002, 0.01])
+def test_the_stated_error_is_that_of_many_samples(shared: Path, rate: float) -> None:
+    """Thirty samples of the same log, its blocks named anew: how far they are off is what they say."""
+    requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
+    capacities = np.geomspace(100 / rate, 164_511, 6).astype(int).tolist()
+    exact = [point.hit_blocks / 288_500 for point in whatif.curve(reuse.find_runs(requests), requests, capacities)]
+    batches = list(sampling.batches_of(requests))
+    off, said = [], []
+    for salt in np.random.default_rng(1).integers(1, 2**62, 30).tolist():
+        named = [
+            sampling.Batch(
+                blocks=one.blocks.astype(np.int64) ^ salt, offsets=one.offsets, input_tokens=one.input_tokens
+            )
+            for one in batches
+        ]
+        sampled = sampling.curve(lambda named=named: named, block_tokens=512, capacities=capacities, rate=rate)  # type: ignore[misc]
+        off.append([point.block_hit_ratio - truth for point, truth in zip(sampled.points, exact, strict=True)])
+        said.append([point.standard_error_ratio for point in sampled.points])
+    real, stated = np.sqrt(np.square(off).mean(axis=0)), np.mean(said, axis=0)
+    assert (real < 1.4 * stated).all()
+    assert (np.abs(off) > 3 * np.array(said)).mean() < 0.05
+
+
+def test_caches_of_few_sampled_blocks_are_left_out(shared: Path) -> None:
+    """Of one block in 5000, a cache of 100,000 holds 20: where its parts agree, they agree on what none can see."""
+    requests = read([shared / "traces/mooncake-conversation.jsonl.gz"])
+    capacities = [100, 1000, 49_999, 50_000, 100_000, 200_000]
+
+    def curve(rate: float) -> list[int]:
+        sampled = sampling.curve(
+            lambda: sampling.batches_of(requests), block_tokens=512, capacities=capacities, rate=rate
+        )
+        return [point.capacity_blocks for point in sampled.points]
+
+    assert curve(0.002) == [50_000, 100_000, 200_000]
+    assert curve(0.0002) == [200_000]
+    assert curve(1.0) == capacities
+    assert [sampling.least_capacity(rate) for rate in (1, 0.01, 0.003)] == [0, 10_000, 33_334]
 
 
 def test_batches_of_a_file_are_those_of_the_log(tmp_path: Path) -> None:
@@ -112,6 +152,8 @@ def test_the_command_prints_a_sampled_curve_and_its_error(
         assert ended.value.code in ((0, None) if code == 0 else (code,))
     assert "a plan needs the exact one: profile the log without --sample" in " ".join(capsys.readouterr().err.split())
     assert "± " in out
+    assert "Caches under 10,000 blocks are left out" in " ".join(out.split())
+    assert sampled["points"][0]["capacity_blocks"] == 10_000
     assert "Its standard error, measured on 10 parts of the sample, is at most" in " ".join(out.split())
 
 

@@ -74,7 +74,7 @@ def _of_model(path: Path) -> tuple[int, int | None]:
 
 def _columns(pairs: Sequence[str]) -> dict[str, str]:
     """What columns or fields hold, from texts such as `time_ms=when`."""
-    found = {}
+    found: dict[str, str] = {}
     for pair in (part for text in pairs for part in text.split(",")):
         role, _, name = pair.partition("=")
         if not role.strip() or not name.strip():

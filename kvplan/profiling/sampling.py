@@ -9,6 +9,7 @@ what a cache without end hits, so that the sample has to tell only how that is s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _WITHOUT_END = 1 << 62  # blocks: more than any log has
 _REGISTER_BITS = 18
 _REGISTERS = 1 << _REGISTER_BITS
 _COUNT_ERROR = 1.04 / _REGISTERS**0.5
+_LEAST_SAMPLED = 100  # blocks of the sample that a cache must hold: with fewer, neither a point nor its error is sound
 _CHUNK = 1 << 24  # references at a time
 _ROWS = 512
 
@@ -98,10 +100,11 @@ def curve(
     hot_blocks: int = 2000,
     progress: Progress = silent,
 ) -> Sampling:
-    """The LRU curve at `capacities` (blocks, ascending) from one block in 1 / `rate`.
+    """The LRU curve at those of `capacities` (blocks, ascending) that are at least `least_capacity(rate)`, or hold all.
 
-    `log` gives the log's batches anew at each call; it is read twice: for the hot blocks, and for the sample. Memory
-    is a batch and about 100 bytes a sampled reference. Raises UsageError for a rate that is not above 0 and at most 1.
+    Blocks are sampled one in 1 / `rate`. `log` gives the log's batches anew at each call; it is read twice: for the hot
+    blocks, and for the sample. Memory is a batch and about 100 bytes a sampled reference. Raises UsageError for a rate
+    that is not above 0 and at most 1.
     """
     check(rate, samples)
     progress("looking for the hot blocks")
@@ -127,6 +130,14 @@ def check(rate: float, samples: int = 10) -> None:
         raise UsageError(
             f"a sample of {rate:g} in {samples} parts: a rate above 0 and at most 1, and two parts or more"
         )
+
+
+def least_capacity(rate: float) -> int:
+    """The blocks of the smallest cache that a sample tells anything of: the LRU order of fewer blocks is not in it.
+
+    Each part of the sample counts its blocks even coarser, so that the parts agree on what none of them can resolve.
+    """
+    return math.ceil(_LEAST_SAMPLED / rate) if rate < 1 else 0
 
 
 class Scout:
@@ -200,8 +211,10 @@ class Sampler:
         return round(_distinct(self._registers))
 
     def curve(self, capacities: Sequence[int], progress: Progress = silent) -> Sampling:
-        """The curve at `capacities`, ascending."""
+        """The curve at `capacities`, ascending, but those of too few sampled blocks."""
         progress("measuring the sampled curve")
+        least = min(least_capacity(self._rate), self.unique)  # one that holds all blocks is known from their number
+        capacities = [capacity for capacity in capacities if capacity >= least]
         kept = self._kept()
         rate, samples = self._rate, self._samples
         grid = np.array([*capacities, _WITHOUT_END], np.int64)
