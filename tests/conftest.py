@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -13,6 +14,8 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 os.environ.update(NO_COLOR="1", COLUMNS="100", HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 os.environ.pop("FORCE_COLOR", None)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No test measures time. A gate gives the same answer for the same code; everybody else's runs draw new cases.
 hypothesis.settings.register_profile("kvplan", deadline=None, derandomize=bool(os.environ.get("CI")))
