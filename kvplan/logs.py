@@ -372,9 +372,20 @@ def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Findi
     if late:
         text = f"{late:,} requests stood behind a later one: sorted by time, equal times kept as they stood."
         findings.append(Finding(severity="info", code="sorted", text=text))
+        findings += _set_back(files)
         order = order[np.argsort(time_s[order], kind="stable")]
     findings += _ties(time_s[order])
     return None if (order == np.arange(order.size)).all() else order
+
+
+def _set_back(files: list[_File]) -> list[Finding]:
+    """Warnings of files whose clock was set back."""
+    found = []
+    for file in files:
+        if (back := checks.set_back(file.rows.time_s, file.rows.session)) is not None:
+            row, back_s, rows = back
+            found.append(checks.set_back_finding(file.lines.where(int(file.rows.line[row])), back_s, rows))
+    return found
 
 
 def _ties(time_s: NDArray[np.float64]) -> list[Finding]:

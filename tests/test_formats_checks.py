@@ -115,3 +115,43 @@ def test_objects_that_cannot_be_read_are_named(store: Any) -> None:
     store.pipe("/bad.jsonl", b'{"timestamp": 0, "input_length": -1, "hash_ids": []}\n')
     with pytest.raises(KvplanError, match=r"memory://bad.jsonl:1: Expected 'int' >= 0"):
         read(["memory://bad.jsonl"])
+
+
+# ------------------------------------------------------------------------------------------ clocks set back
+
+
+def stamps(times_s: list[float], sessions: list[str] | None = None) -> list[dict[str, Any]]:
+    more = [{}] * len(times_s) if sessions is None else [{"session_id": name} for name in sessions]
+    return [
+        turn(round(1000 * time_s), 5, [0, i + 1], **one)
+        for i, (time_s, one) in enumerate(zip(times_s, more, strict=True))
+    ]
+
+
+def test_a_clock_that_was_set_back_is_pointed_out(write: Any) -> None:
+    """Half of a log of 40 minutes stands 33 minutes early, its sessions go on over the step."""
+    times = [4.0 * i - (2000 if i >= 300 else 0) for i in range(600)]
+    path = write(stamps(times, [f"s{i % 7}" for i in range(600)]))
+    found = said(read([path]))
+    assert found["clock-back"].startswith(
+        f"At {path}:301 the clock goes back 33.3 min and stays there for 300 requests"
+    )
+    assert "sorted" in found
+    short = [4.0 * i - (100 if i >= 300 else 0) for i in range(600)]
+    assert "goes back 96 s and stays there for 24 requests" in said(read([write(stamps(short))]))["clock-back"]
+
+
+@pytest.mark.parametrize(
+    ("why", "times", "sessions"),
+    [
+        ("some late lines", [4.0 * i - (900 if i % 40 == 39 else 0) for i in range(600)], None),
+        ("jitter", [4.0 * i - 30 * (i % 3) for i in range(600)], None),
+        ("two alternating logs", [4.0 * i - (2000 if i % 2 else 0) for i in range(600)], None),
+        ("newest first", [4.0 * (600 - i) for i in range(600)], None),
+        ("no order at all", [float((i * 7919) % 600) * 4 for i in range(600)], None),
+        ("two sessions in turn", [4.0 * (i % 30) for i in range(60)], [f"s{i // 30}" for i in range(60)]),
+        ("ten sessions in turn", [4.0 * (i % 60) for i in range(600)], None),
+    ],
+)
+def test_what_is_no_clock_set_back(write: Any, why: str, times: list[float], sessions: list[str] | None) -> None:
+    assert "clock-back" not in said(read([write(stamps(times, sessions))])), why

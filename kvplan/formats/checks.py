@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,6 +19,11 @@ Narrow: TypeAlias = NDArray[np.int32]
 
 _LEAP_S = 3600.0
 _MANY = 0.01
+_BACK_S = 60.0
+_LEAST_BACK = (
+    10  # requests that stand behind a step back: fewer are late, as where lines are written at a request's end
+)
+_MOST_STEPS = 3  # back that far: with more the file is in no order of time
 _LEAST_TURNS = 5  # sessions shorter than that may be alike by chance
 
 
@@ -43,6 +49,36 @@ def leap_finding(where: str, time_s: NDArray[np.float64], row: int) -> Finding:
         f"({show_duration(rest)}): were its times set in between?"
     )
     return Finding(severity="warning", code="clock-leap", text=text)
+
+
+def set_back(time_s: NDArray[np.float64], session: Sequence[str | None]) -> tuple[int, float, int] | None:
+    """Where times, in file order, go back at once and stay there: the row, by how many seconds, for how many rows.
+
+    None where they do not: a late line, two files that alternate, or a file that goes through its sessions in turn.
+    """
+    step = np.diff(time_s)
+    if not step.size or np.isnan(time_s).any() or not (step > 0).any():
+        return None
+    row = int(step.argmin()) + 1
+    back_s = float(-step[row - 1])
+    if back_s < _BACK_S or (step < -back_s / 2).sum() > _MOST_STEPS:
+        return None
+    caught_up = time_s[row:] >= time_s[row - 1]
+    stays = int(caught_up.argmax()) if caught_up.any() else caught_up.size
+    if stays < _LEAST_BACK or (step[row : row + stays - 1] < -back_s / 2).any():
+        return None
+    if any(name is not None for name in session) and not set(session[:row]) & set(session[row : row + stays]):
+        return None
+    return row, back_s, stays
+
+
+def set_back_finding(where: str, back_s: float, rows: int) -> Finding:
+    """A step back of the clock, in words."""
+    text = (
+        f"At {where} the clock goes back {show_duration(back_s)} and stays there for {rows:,} requests: was it set, or "
+        "were logs put together? They are sorted to where their time stamps say."
+    )
+    return Finding(severity="warning", code="clock-back", text=text)
 
 
 def _mixed(*columns: NDArray[Any]) -> NDArray[np.uint64]:
