@@ -216,7 +216,8 @@ def many(path: Path) -> Iterator[sampling.Batch]:
 def sample(traces: Path, rate: float) -> None:
     """A billion references from a sample in bounded memory, against the exact curve, which is that of one copy."""
     path = traces / CODING
-    capacities = [10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000]
+    sizes = [10_000, 30_000, 100_000, 300_000, 1_000_000, 3_000_000]
+    capacities = [size for size in sizes if size >= sampling.least_capacity(rate)]
     asked = ["--sampled", str(rate), *map(str, capacities)]
     seconds, memory, text = run([sys.executable, __file__, str(traces), *asked])
     told = json.loads(text)
