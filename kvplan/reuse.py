@@ -101,7 +101,7 @@ def _recorded(runs: Narrow, found: Int, r: Int, q: Int, begin: Int, end: Int, ne
 
 
 @compiled
-def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tuple[Narrow, Int]:
+def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Narrow) -> tuple[Narrow, Int]:
     requests = shared.size
     # What has been touched of a stretch is a list of pieces from its beginning on, the newest first.
     head = np.full(requests, -1, np.int32)
@@ -113,7 +113,7 @@ def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Ints) -> tupl
     found = np.int64(0)
     up = np.empty(64, np.int32)
     for i in range(rows.size):
-        r, n = np.int64(rows[i]), ends[i]
+        r, n = np.int64(rows[i]), np.int64(ends[i])
         up, stretches = climbed(parent, shared, r, n, up)
         begin, depth, q = (
             np.int64(0),
@@ -340,7 +340,7 @@ def find_runs(
     announce(progress, _find_runs)
     progress("finding every reuse")
     tree = paths.tree(requests)
-    ends = paths.counts(tree).astype(np.int64) if keep is None else keep
+    ends = paths.counts(tree) if keep is None else keep.astype(np.int32)
     chosen = np.arange(ends.size, dtype=np.int32) if rows is None else rows.astype(np.int32)
     table, found = _find_runs(tree.parent, tree.shared, chosen, ends if rows is None else ends[rows])
     request, toucher, depth, length, rank = table[:, :found]

@@ -204,9 +204,9 @@ def decoded_hit_blocks(runs: reuse.Runs, requests: Requests) -> int:
     """
     tree = paths.tree(requests)
     columns = (tree.parent, tree.shared, tree.first, reuse.as_ints(requests.input_tokens))
-    outputs = _outputs(*columns, reuse.as_ints(requests.output_tokens), requests.block_tokens)
+    outputs = _ends(*columns, reuse.as_ints(requests.output_tokens), requests.block_tokens, True)
     outputs.sort()
-    prompts = _prompts(*columns, reuse.hit_depths(runs, requests), requests.block_tokens)
+    prompts = _ends(*columns, reuse.hit_depths(runs, requests), requests.block_tokens, False)
     prompts.sort()
     return int(_continued(tree.shared, tree.first, outputs, prompts))
 
@@ -221,30 +221,23 @@ def _pair(block: Any, reach: Any) -> Any:
 
 
 @compiled
-def _outputs(
-    parent: Narrow, shared: Narrow, first: Narrow, input_tokens: Ints, output_tokens: Ints, block_tokens: int
+def _ends(
+    parent: Narrow, shared: Narrow, first: Narrow, input_tokens: Ints, more: Ints, block_tokens: int, outputs: bool
 ) -> Ints:
-    """Outputs that fill blocks: the last full block of their prompt, and how many blocks there are with them."""
+    """Where prompts end, and how many blocks there are with what goes on there: two ways, one loop to compile.
+
+    Of `outputs` that fill blocks (`more` is their tokens): the last full block of their prompt. Else of prompts that
+    leave the tree before their end (`more` is their hits in blocks): the last block they share, and their full blocks.
+    """
     pairs, found = np.empty(shared.size, np.int64), 0
     for r in range(shared.size):
-        full = min(input_tokens[r] // block_tokens, shared[r] + first[r + 1] - first[r])
-        reach = (input_tokens[r] + output_tokens[r]) // block_tokens
-        if 0 < full < reach:
-            pairs[found] = _pair(block_at(parent, shared, first, r, full - 1), reach)
-            found += 1
-    return pairs[:found]
-
-
-@compiled
-def _prompts(
-    parent: Narrow, shared: Narrow, first: Narrow, input_tokens: Ints, depths: Ints, block_tokens: int
-) -> Ints:
-    """Prompts that leave the tree before their end: the last block they share, and their full blocks."""
-    pairs, found = np.empty(shared.size, np.int64), 0
-    for r in range(shared.size):
-        full = min(input_tokens[r] // block_tokens, shared[r] + first[r + 1] - first[r])
-        if 0 < depths[r] < full:
-            pairs[found] = _pair(block_at(parent, shared, first, r, depths[r] - 1), full)
+        at = min(input_tokens[r] // block_tokens, shared[r] + first[r + 1] - first[r])
+        if outputs:
+            reach = (input_tokens[r] + more[r]) // block_tokens
+        else:
+            at, reach = more[r], at
+        if 0 < at < reach:
+            pairs[found] = _pair(block_at(parent, shared, first, r, at - 1), reach)
             found += 1
     return pairs[:found]
 
