@@ -234,7 +234,7 @@ def profiled(
         if join_blocks is not None:
             requests = whatif.coarser(requests, join_blocks)
         if isolate:
-            requests = whatif.isolated(requests)
+            requests = _isolated(requests)
         found = buckets.find_runs(requests, workers, progress) if workers > 1 else None
         if ray is not None:
             found = ray_profile.find_runs(requests, ray, progress)
@@ -248,6 +248,18 @@ def profiled(
     before, after = read(logs[:1]), read(logs[1:])
     follows = bool(before.time_s[-1] <= after.time_s[0])  # false without time stamps
     return compared(one(before), one(after), read(logs) if follows and not isolate else None)
+
+
+def _isolated(requests: Requests) -> Requests:
+    """The log with tenants kept apart. Raises KvplanError where it names none."""
+    names = ", ".join(source.name for source in requests.sources) or "the log"
+    if (requests.tenant < 0).all():
+        raise KvplanError(f"{names}: names no tenants to keep apart: leave --isolate out, or give --tenant-by FIELD")
+    if len(np.unique(requests.tenant)) < 2:
+        text = f"{names} names one tenant only: --isolate changes nothing."
+        finding = Finding(severity="warning", code="one-tenant", text=text)
+        requests = replace(requests, findings=(*requests.findings, finding))
+    return whatif.isolated(requests)
 
 
 def profiled_in_stream(

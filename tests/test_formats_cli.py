@@ -80,3 +80,10 @@ def test_lengths_alone_give_no_curve(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "azure.csv: has lengths only" in capsys.readouterr().err
     assert run(monkeypatch, LOGS / "azure.csv") == 0
     assert "lengths only" in capsys.readouterr().out
+
+
+def test_tenants_are_kept_apart_only_where_a_field_names_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, LOGS / "mooncake.jsonl", "--isolate") == 2
+    assert "--isolate keeps tenants apart: --tenant-by FIELD says who they are" in capsys.readouterr().err

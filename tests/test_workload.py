@@ -386,6 +386,11 @@ def test_what_ifs_on_the_log_itself_and_two_periods() -> None:
     assert (periods.requests, periods.known_hit_ratio) == (3, 1)
     with pytest.raises(UsageError, match="two logs, the earlier period first, not 1"):
         one("a", compare=True)
+    with pytest.raises(KvplanError, match="names no tenants to keep apart: leave --isolate out"):
+        one("b", isolate=True)
+    logs["alone",] = replace(later, tenant=np.zeros(1, np.int64), tenants=("a",))
+    assert "one-tenant" in {finding.code for finding in one("alone", isolate=True).findings}
+    assert "one-tenant" not in {finding.code for finding in one("a", isolate=True).findings}
 
 
 def test_a_log_of_lengths_has_no_curve_and_says_why() -> None:

@@ -64,7 +64,7 @@ def workload(
     policies: Annotated[str, typer.Option(metavar="NAME,…", help="fifo, lfu, arc, s3-fifo, optimal.")] = "",
     replicas: Annotated[int | None, typer.Option(min=1, help="What if so many servers shared the requests.")] = None,
     tiers: Annotated[str, typer.Option(metavar="TOKENS,…", help="What if tiers of these capacities, top first.")] = "",
-    isolate: Annotated[bool, typer.Option("--isolate", help="Keep tenants' blocks apart.")] = False,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Keep tenants' blocks apart; takes --tenant-by.")] = False,
     join_blocks: Annotated[
         int | None, typer.Option(min=1, metavar="TOKENS", help="What if blocks held so many tokens, a multiple.")
     ] = None,
@@ -105,6 +105,8 @@ def workload(
 
     if anonymize:
         return _share(logs, output, compare, quiet, read)
+    if isolate and not (reading.tenant_by or sample or buckets):
+        raise UsageError("--isolate keeps tenants apart: --tenant-by FIELD says who they are")
     expect(output)
     held: dict[str, Any] = {
         "compare": compare,
