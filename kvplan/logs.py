@@ -148,11 +148,10 @@ def _open(lines: Lines) -> None:
 def _detected(lines: Lines, options: Options) -> Family:
     if lines.magic() == parquet.MAGIC:
         return _named("parquet")
-    first = lines.peek(1)
-    if first and not _is_object(first[0][1]):
-        names = delimited.header(first[0][1])
-        if names and delimited.detect(names, options):
-            return _named("csv")
+    first = lines.peek(2)
+    names = delimited.header(first[0][1]) if first and not _is_object(first[0][1]) else None
+    if names and delimited.detect(names, options):
+        return _named("csv")
     problem = None
     rows: list[tuple[int, dict[str, Any]]] = []
     for number, line in lines.peek(20):
@@ -166,6 +165,11 @@ def _detected(lines: Lines, options: Options) -> Family:
             rows.append((number, row | told))
         else:
             problem = problem or f"line {number} is no JSON object"
+    if not rows and names and delimited.is_table([line for _, line in first]):
+        raise KvplanError(
+            f"{lines.name}: a CSV file with the columns {', '.join(names)}: name that of prompt lengths, and others, with "
+            "--columns input_tokens=NAME,time_s=NAME"
+        )
     if not rows:
         raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem or 'nothing in it'}")
     for family in FAMILIES:

@@ -116,7 +116,9 @@ def test_block_ids_in_cells_make_paths(csv: Any) -> None:
 
 def test_columns_are_named_where_their_names_do_not_say(csv: Any) -> None:
     path = csv("when;in;out;took\n1000;7;1;250\n3500;9;2;\n")
-    with pytest.raises(KvplanError, match=r"log.csv: not a request log kvplan reads"):
+    with pytest.raises(
+        KvplanError, match=r"a CSV file with the columns when, in, out, took: .* --columns input_tokens="
+    ):
         read([path])
     with pytest.raises(KvplanError, match=r"no column with the length of the prompt \(has when, in, out, took\)"):
         read([path], format="csv")

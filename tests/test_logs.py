@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import io
@@ -236,6 +237,26 @@ def test_tenants_come_from_the_field_the_user_names(write: Any) -> None:
         read([path], block_tokens=4, tenant_by="hash_ids")
 
 
+@pytest.mark.parametrize(
+    ("pack", "words"),
+    [
+        (bz2.compress, "is packed with bzip2; gzip and Zstandard are read: unpack it, or pipe it in with bzip2 -dc"),
+        (lzma.compress, "is packed with xz; gzip and Zstandard are read: unpack it, or pipe it in with xz -dc"),
+        (lambda data: b"PK\x03\x04" + data, "is packed with zip; .* pipe it in with unzip -p"),
+        (lambda data: data.decode().encode("utf-16"), "is UTF-16: write it as UTF-8"),
+        (lambda data: data.decode().encode("utf-16-le"), "is UTF-16: write it as UTF-8"),
+        (lambda data: data.decode().encode("utf-16-be"), "is UTF-16: write it as UTF-8"),
+        (lambda data: gzip.compress(data.decode().encode("utf-16")), "is UTF-16: write it as UTF-8"),
+    ],
+)
+def test_what_is_packed_or_written_otherwise_is_named(write: Any, tmp_path: Path, pack: Any, words: str) -> None:
+    path = tmp_path / "packed"
+    path.write_bytes(pack(write(GOOD).read_bytes()))
+    for format in (None, "mooncake"):
+        with pytest.raises(KvplanError, match=f"packed: {words}"):
+            read([path], format=format)
+
+
 def test_files_that_cannot_be_read_are_named(write: Any, tmp_path: Path) -> None:
     with pytest.raises(KvplanError, match=r"nowhere\.jsonl: no such file"):
         read([tmp_path / "nowhere.jsonl"])
@@ -252,7 +273,7 @@ def test_files_that_cannot_be_read_are_named(write: Any, tmp_path: Path) -> None
     with pytest.raises(KvplanError, match=r"other.jsonl:1: not a known log format: has the keys a, b .*mooncake"):
         read([write([{"a": 1, "b": 2}], "other.jsonl")])
     with pytest.raises(KvplanError, match="not a request log kvplan reads: line 1: not valid JSON"):
-        read([write(["time,tokens", "1,2"], "table.csv")])
+        read([write(["some words, and more", "hello"], "words.txt")])
     with pytest.raises(UsageError, match=r"unknown.*mooncake, .*openai-chat"):
         read([write(GOOD)], format="xml")
     with pytest.raises(UsageError, match="no log given"):

@@ -107,11 +107,11 @@ def two_sizes(rows: Rows, tree: PathTree) -> tuple[int, int]:
 @compiled
 def _two_sizes(parent: Narrow, shared: Narrow, first: Narrow, tail: Ints, block_tokens: int) -> tuple[int, int]:
     # A path ends within what an earlier one brought in, where blocks are full, or at the end of what one brought in.
-    within = np.zeros(tail.size, np.bool_)  # by request: another path goes on after the last block it brought in
+    within = np.zeros(tail.size, np.int32)  # by request, 1: another path goes on after the last block it brought in
     for r in range(tail.size):
         s = parent[r]
         if s >= 0 and first[r + 1] > first[r] and shared[r] == shared[s] + first[s + 1] - first[s]:
-            within[s] = True
+            within[s] = 1
     wrong, at = 0, -1
     for r in range(tail.size):
         brings = first[r + 1] > first[r]

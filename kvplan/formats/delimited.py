@@ -40,6 +40,16 @@ def detect(names: Sequence[str], options: Options) -> bool:
     return known_header(names) or any(name in names for name in options.columns.values())
 
 
+def is_table(first: Sequence[bytes]) -> bool:
+    """Whether a file's first two lines are those of a table of several columns, whatever these are called."""
+    texts = [line.decode("utf-8", "replace").strip("\r\n") for line in first]
+    try:
+        sizes = [len(next(csv.reader([text], delimiter=_separator(texts[0])), [])) for text in texts]
+    except csv.Error:
+        return False
+    return len(sizes) == 2 and sizes[0] == sizes[1] > 1
+
+
 def _separator(text: str) -> str:
     return max(",;\t", key=text.count)
 

@@ -19,6 +19,7 @@ from kvplan.progress import Progress
 _BLOCK = 1 << 20
 _LONGEST_LINE = 1 << 28
 _BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff", b"{\0", b"\0{", b"[\0", b"\0[")  # with its mark, or JSON without one
 
 
 class Lines:
@@ -163,6 +164,8 @@ class Lines:
                 data = text.read(_BLOCK)
             if not data:
                 break
+            if not number and not carry and data[:2] in _UTF_16:
+                raise KvplanError(f"{self.name}: is UTF-16: write it as UTF-8 (iconv -f UTF-16 -t UTF-8)")
             if self._hashed.count - told >= 8 * _BLOCK:
                 told = self._hashed.count
                 self._progress(f"reading {self.name}", told / self._size if self._size else None)

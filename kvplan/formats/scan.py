@@ -26,6 +26,7 @@ Bytes: TypeAlias = NDArray[np.uint8]
 
 _QUOTE, _COLON, _COMMA, _DOT, _MINUS, _ZERO = 34, 58, 44, 46, 45, 48
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST, _NEWLINE = 123, 125, 91, 93, 10
+_TRUE, _FALSE, _NULL = (int.from_bytes(word, "big") for word in (b"true", b"false", b"null"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +79,12 @@ def _skipped(text: Bytes, at: int) -> int:
                 return -1
             at += 1
         return at + 1
-    if c == 116 and text[at + 1] == 114 and text[at + 2] == 117 and text[at + 3] == 101:
-        return at + 4
-    if c == 110 and text[at + 1] == 117 and text[at + 2] == 108 and text[at + 3] == 108:
-        return at + 4
-    if c == 102 and text[at + 1] == 97 and text[at + 2] == 108 and text[at + 3] == 115 and text[at + 4] == 101:
-        return at + 5
+    if 97 <= c <= 122:
+        word = np.int64(0)
+        while 97 <= text[at] <= 122 and word < 1 << 40:
+            word = word * 256 + np.int64(text[at])
+            at += 1
+        return at if word == _TRUE or word == _FALSE or word == _NULL else -1
     if c == _MINUS:
         at += 1
     start = at

@@ -17,6 +17,8 @@ from kvplan.files import reason
 
 _BUFFER = 1 << 20
 _MANGLED = re.compile(r"([a-z][a-z0-9+.-]+):/([^/].*)", re.DOTALL)
+# How a file is packed that is not read, by its first bytes, and what unpacks it to standard output.
+_PACKED = {b"BZh": ("bzip2", "bzip2 -dc"), b"\xfd7z": ("xz", "xz -dc"), b"PK\x03": ("zip", "unzip -p")}
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://")
 
 
@@ -104,6 +106,11 @@ def decompressed(stream: io.BufferedReader[Any], name: str) -> BinaryIO:
             ) from None
         reader = zstandard.ZstdDecompressor().stream_reader(stream, read_across_frames=True)
         return cast(BinaryIO, io.BufferedReader(reader, _BUFFER))
+    if packed := _PACKED.get(magic[:3]):
+        how, unpack = packed
+        raise KvplanError(
+            f"{name}: is packed with {how}; gzip and Zstandard are read: unpack it, or pipe it in with {unpack}"
+        )
     return stream
 
 
