@@ -167,8 +167,8 @@ def _detected(lines: Lines, options: Options) -> Family:
             problem = problem or f"line {number} is no JSON object"
     if not rows and names and delimited.is_table([line for _, line in first]):
         raise KvplanError(
-            f"{lines.name}: a CSV file with the columns {', '.join(names)}: name that of prompt lengths, and others, with "
-            "--columns input_tokens=NAME,time_s=NAME"
+            f"{lines.name}: a CSV file with the columns {', '.join(names)}: name that of prompt lengths, and others, "
+            "with --columns input_tokens=NAME,time_s=NAME"
         )
     if not rows:
         raise KvplanError(f"{lines.name}: not a request log kvplan reads: {problem or 'nothing in it'}")
