@@ -281,8 +281,9 @@ def _hit_depths_within(parent: Narrow, shared: Narrow, counts: Narrow, group: In
 def _stretches(parent: Narrow, shared: Narrow, first: Narrow, order: Ints) -> tuple[Narrow, int]:
     """Stretches cut where references change; `order` is the requests by parent, then by the depth they share."""
     requests = shared.size
-    times = np.ones(requests, np.int32)  # who shares any block of a request's own shares the first
+    times = np.zeros(requests, np.int32)  # who shares any block of a request's own shares the first
     for r in range(requests - 1, -1, -1):
+        times[r] += 1
         if parent[r] >= 0:
             times[parent[r]] += times[r]
     found = np.empty((4, 2 * requests), np.int32)

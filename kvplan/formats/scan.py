@@ -84,7 +84,7 @@ def _skipped(text: Bytes, at: int) -> int:
         while 97 <= text[at] <= 122 and word < 1 << 40:
             word = word * 256 + np.int64(text[at])
             at += 1
-        return at if word == _TRUE or word == _FALSE or word == _NULL else -1
+        return at if word in (_TRUE, _FALSE, _NULL) else -1
     if c == _MINUS:
         at += 1
     start = at
