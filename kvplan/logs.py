@@ -27,7 +27,7 @@ from kvplan.formats.lines import Lines
 from kvplan.formats.parts import numbered
 from kvplan.formats.rows import Options, Rows, Sink, joined, malformed
 from kvplan.progress import Progress, silent
-from kvplan.units import show_duration, show_percent
+from kvplan.units import counted, show_duration, show_percent
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -310,17 +310,19 @@ def _about(files: list[_File]) -> list[Finding]:
     for file in files[:_MOST_NAMED]:
         name = Path(file.lines.name).name
         how = "detected from its content" if file.detected else "as told"
-        text = f"{name}: {file.rows.line.size:,} requests, format {file.format} ({how})."
+        text = f"{name}: {counted(file.rows.line.size, 'request')}, format {file.format} ({how})."
         findings.append(Finding(severity="info", code="log-format", text=text))
     if rest := files[_MOST_NAMED:]:
         requests = sum(file.rows.line.size for file in rest)
-        text = f"{len(rest):,} more files: {requests:,} requests, format {rest[0].format}."
+        text = f"{counted(len(rest), 'more file')}: {counted(requests, 'request')}, format {rest[0].format}."
         findings.append(Finding(severity="info", code="log-format", text=text))
     findings += dict.fromkeys(finding for file in files for finding in file.rows.findings)
     for file in files:
         if file.lines.skipped:
             name = Path(file.lines.name).name
-            text = f"{name}: {file.lines.skipped} unusable lines were left out; the first: {file.lines.first_bad}."
+            text = (
+                f"{name}: left out {counted(file.lines.skipped, 'unusable line')}; the first: {file.lines.first_bad}."
+            )
             findings.append(Finding(severity="warning", code="bad-lines", text=text))
     return findings
 
@@ -374,7 +376,7 @@ def _order(files: list[_File], time_s: NDArray[np.float64], findings: list[Findi
     order = np.concatenate(parts)
     late = int((time_s[order] < np.maximum.accumulate(time_s[order])).sum())
     if late:
-        text = f"{late:,} requests stood behind a later one: sorted by time, equal times kept as they stood."
+        text = f"{counted(late, 'request')} stood behind a later one: sorted by time, equal times kept as they stood."
         findings.append(Finding(severity="info", code="sorted", text=text))
         findings += _set_back(files)
         order = order[np.argsort(time_s[order], kind="stable")]

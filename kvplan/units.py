@@ -138,6 +138,11 @@ def show_tokens(count: float) -> str:
     return f"{count / 1e3:.3g} k"
 
 
+def counted(count: int, noun: str) -> str:
+    """'1 request', '1,234 requests'."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def show_percent(ratio: float) -> str:
     """'37.4 %' of a ratio 0..1."""
     return f"{ratio * 100:.1f} %"

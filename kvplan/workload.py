@@ -62,7 +62,7 @@ def profile(
     and `tiers` (blocks, from the top) are what-ifs; `runs` are the log's, where they have been found already.
     Raises KvplanError for a log too large to count in 64 bits, UsageError for an argument without meaning.
     """
-    asked = [*capacity_blocks, *(tokens // requests.block_tokens for tokens in capacity_tokens)]
+    asked = [*capacity_blocks, *_blocks("--capacity-tokens", capacity_tokens, requests)]
     timed = not np.isnan(requests.time_s).any()
     _refuse_nonsense(requests, asked, ttl_s, timed, measure_from)
     if not requests.hashed:
@@ -238,7 +238,7 @@ def profiled(
         found = buckets.find_runs(requests, workers, progress) if workers > 1 else None
         if ray is not None:
             found = ray_profile.find_runs(requests, ray, progress)
-        tiers = [tokens // requests.block_tokens for tokens in tier_tokens]
+        tiers = _blocks("--tiers", tier_tokens, requests)
         return profile(requests, tiers=tiers, runs=found, progress=progress, **asked)
 
     if not compare:
@@ -284,13 +284,13 @@ def profiled_in_stream(
     if rate is not None:
 
         def capacities(requests: Requests) -> list[int]:
-            tokens = [tokens // requests.block_tokens for tokens in asked.get("capacity_tokens", ())]
+            tokens = _blocks("--capacity-tokens", asked.get("capacity_tokens", ()), requests)
             return [*asked.get("capacity_blocks", ()), *tokens]
 
         return from_sample(*large.sampled(stream, rate, capacities, progress))
     assert folder is not None
     requests, runs = large.bucketed(stream, logs, folder, bucket_count, workers, progress)
-    tiers = [tokens // requests.block_tokens for tokens in tier_tokens]
+    tiers = _blocks("--tiers", tier_tokens, requests)
     return profile(requests, runs=runs, tiers=tiers, progress=progress, **asked)
 
 
@@ -381,6 +381,13 @@ def _policies(
         depths = policies.hit_depths(requests, "optimal", capacity, runs)
         points.append(hitcurve.points(reuse.as_hits(depths), requests, np.array([capacity]), runs)[0])
     return {"policies": others, "optimal": tuple(points)}, []
+
+
+def _blocks(option: str, sizes: Sequence[int], requests: Requests) -> list[int]:
+    """Capacities in tokens as whole blocks. Raises UsageError for one of less than a block of the log's."""
+    if requests.hashed and (small := [tokens for tokens in sizes if tokens < requests.block_tokens]):
+        raise UsageError(f"{option} {min(small)}: less than one block, which holds {requests.block_tokens} tokens here")
+    return [tokens // requests.block_tokens for tokens in sizes]
 
 
 def _refuse_nonsense(

@@ -48,6 +48,18 @@ def test_a_trace_to_share_is_written_instead_of_a_document(
     assert documents[0] == documents[1]
     assert run(monkeypatch, LOGS / "mooncake.jsonl", "--anonymize") == 2
     assert "name it with -o" in capsys.readouterr().err
+    assert run(monkeypatch, LOGS / "mooncake.jsonl", "--anonymize", "-o", trace, "--json") == 2
+    assert "leave --compare and --json out" in capsys.readouterr().err
+    one = tmp_path / "one.jsonl"
+    one.write_text('{"timestamp": 0, "input_length": 4, "output_length": 1, "block_size": 4, "hash_ids": [0]}\n')
+    assert run(monkeypatch, one, "--anonymize", "-o", trace) == 0
+    assert "trace.jsonl: 1 request as lengths" in capsys.readouterr().err
+    assert run(monkeypatch, one, "--json", "--capacity-tokens", 3) == 2
+    assert "--capacity-tokens 3: less than one block, which holds 4 tokens here" in capsys.readouterr().err
+    assert run(monkeypatch, one, "--json") == 0
+    said = {item["code"]: item["text"] for item in json.loads(capsys.readouterr().out)["data"]["findings"]}
+    assert said["log-format"].startswith("one.jsonl: 1 request, format mooncake")
+    assert said["service-assumed"].endswith("--columns duration_s=NAME names the column or field.")
 
 
 def test_an_estimate_gives_the_block_size_of_logs_of_text(

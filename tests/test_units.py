@@ -103,3 +103,4 @@ def test_tokens_rates_and_shares_are_shown_short() -> None:
     assert units.show_rate(25.1e9) == "25.10 GB/s"
     assert units.show_rate(12e6) == "12.00 MB/s"
     assert units.show_percent(0.37362) == "37.4 %"
+    assert [units.counted(count, "request") for count in (0, 1, 1234)] == ["0 requests", "1 request", "1,234 requests"]

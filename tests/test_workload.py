@@ -153,6 +153,10 @@ def test_capacities_in_tokens_are_whole_blocks_and_may_exceed_the_log() -> None:
     curve = points(profile(requests, capacity_tokens=(7, 4000)))
     assert set(curve) == {1, 2, 1000}
     assert (curve[1].hit_tokens, curve[1000].hit_tokens, curve[1000].fill_time_s) == (4, 8, None)
+    with pytest.raises(UsageError, match="--capacity-tokens 3: less than one block, which holds 4 tokens here"):
+        profile(requests, capacity_tokens=(3, 8))
+    with pytest.raises(UsageError, match="--tiers 1: less than one block"):
+        profiled([Path("log")], lambda _: requests, tier_tokens=(1, 8))
 
 
 @settings(max_examples=60, deadline=None)
@@ -417,7 +421,7 @@ def test_the_page_shows_every_what_if() -> None:
     before = profile(make([[0], [0]], [4, 4], times=[0, 1]))
     paths = [[0, 1], [0, 1], [0, 2], [0, 1, 3]]
     requests = replace(
-        make(paths, [8, 8, 8, 12], tenants=[0, 1, 0, 1], times=[0, 1, 4000, 9000]),
+        make(paths, [8, 8, 8, 12], tenants=[0, 1, 0, 1], times=[1.7e9, 1.7e9 + 1, 1.7e9 + 4000, 1.7e9 + 9000]),
         session=np.array([0, 0, 1, 1]),
         output_tokens=np.array([9, 0, 0, 0]),
     )

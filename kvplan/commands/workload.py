@@ -21,17 +21,20 @@ if TYPE_CHECKING:
     Read = Callable[[list[Path], Progress], Requests]
 
 
-def _share(logs: list[Path], output: Path | None, compare: bool, quiet: bool, read: Read) -> None:
-    """Write logs as one trace that may be shared."""
+def _share(logs: list[Path], output: Path | None, other: bool, quiet: bool, read: Read) -> None:
+    """Write logs as one trace that may be shared; `other`: something was asked of a document as well."""
     from kvplan.console import note, progress
     from kvplan.logs import anonymize
+    from kvplan.units import counted
 
-    if output is None or compare:
-        raise UsageError("--anonymize writes one trace: name it with -o, and leave --compare out")
+    if output is None or other:
+        raise UsageError(
+            "--anonymize writes one trace, no document: name it with -o, and leave --compare and --json out"
+        )
     with progress(quiet) as listen:
         requests = read(logs, listen)
         anonymize(requests, output, listen)
-    note(f"{output}: {len(requests.input_tokens):,} requests as lengths, times and numbered blocks", quiet)
+    note(f"{output}: {counted(len(requests.input_tokens), 'request')} as lengths, times and numbered blocks", quiet)
 
 
 def _refuse_with_stream(held: dict[str, Any]) -> None:
@@ -58,12 +61,16 @@ def workload(
     logs: Annotated[list[Path], typer.Argument(metavar="LOG…", help="Request logs; - is standard input.")],
     reading: Reading,
     capacity_blocks: Annotated[list[int] | None, typer.Option(min=1, help="An exact capacity, in blocks.")] = None,
-    capacity_tokens: Annotated[list[str] | None, typer.Option(metavar="TOKENS", help="An exact capacity.")] = None,
+    capacity_tokens: Annotated[
+        list[str] | None, typer.Option(metavar="TOKENS", help="An exact capacity; 1k is 1,024 tokens.")
+    ] = None,
     ttl: Ttl = None,
     measure_from: Annotated[float, typer.Option(metavar="SHARE", help="Where in the log warm figures begin.")] = 0.5,
     policies: Annotated[str, typer.Option(metavar="NAME,…", help="fifo, lfu, arc, s3-fifo, optimal.")] = "",
     replicas: Annotated[int | None, typer.Option(min=1, help="What if so many servers shared the requests.")] = None,
-    tiers: Annotated[str, typer.Option(metavar="TOKENS,…", help="What if tiers of these capacities, top first.")] = "",
+    tiers: Annotated[
+        str, typer.Option(metavar="TOKENS,…", help="What if tiers so large, top first; 1M is 1,048,576 tokens.")
+    ] = "",
     isolate: Annotated[bool, typer.Option("--isolate", help="Keep tenants' blocks apart; takes --tenant-by.")] = False,
     join_blocks: Annotated[
         int | None, typer.Option(min=1, metavar="TOKENS", help="What if blocks held so many tokens, a multiple.")
@@ -104,7 +111,7 @@ def workload(
         return reading.requests(some, listen, sink, estimate)
 
     if anonymize:
-        return _share(logs, output, compare, quiet, read)
+        return _share(logs, output, compare or as_json, quiet, read)
     if isolate and not (reading.tenant_by or sample or buckets):
         raise UsageError("--isolate keeps tenants apart: --tenant-by FIELD says who they are")
     expect(output)

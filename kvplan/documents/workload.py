@@ -245,7 +245,7 @@ class ReuseSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
-    """What arrived in one hour of the day over the whole log: UTC where time stamps are dates, else from its start."""
+    """What arrived in one hour of the day (UTC) over the whole log, where time stamps are dates."""
 
     hour: Annotated[int, msgspec.Meta(ge=0, le=23)]
     requests: Count

@@ -21,6 +21,10 @@ from kvplan.formats.work import Done, Work, chained
 
 Tokens: TypeAlias = NDArray[np.uint32]
 
+_TOKENIZERS = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "tekken.json"),
+    *("vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model"),
+)
 _VERBATIM = ("PreTrainedTokenizerFast", "TokenizersBackend")
 
 
@@ -47,11 +51,19 @@ class Renderer:
             raise KvplanError(
                 f"{folder}: no such folder: --tokenizer wants the folder with the model's tokenizer files"
             )
+        if not any((folder / name).is_file() for name in _TOKENIZERS):
+            raise KvplanError(
+                f"{folder}: holds no tokenizer.json nor another tokenizer file: --tokenizer wants the folder with the "
+                "served model's"
+            )
         try:
             self._tokenizer: Any = _loaded(folder)
         except Exception as error:  # the libraries raise bare Exceptions too, for whatever the folder's files hold
             what = str(error).strip().splitlines() or [type(error).__name__]
-            raise KvplanError(f"{folder}: holds no tokenizer that transformers loads: {what[0]}") from None
+            raise KvplanError(
+                f"{folder}: holds no tokenizer that transformers loads ({what[0].rstrip(': ')}): "
+                "take the folder of the served model"
+            ) from None
         self._folder = folder
         self._parts = Parts()
         self._image_tokens = image_tokens

@@ -33,7 +33,8 @@ def about_time(
         text = (
             "The log does not say how long requests ran: tokens in flight follow from "
             f"{held_by.prefill_tokens_per_s or 0:,.0f} prefill tokens/s and "
-            f"{show_duration(held_by.decode_s_per_token or 0)} a decoded token ({held_by.provenance})."
+            f"{show_duration(held_by.decode_s_per_token or 0)} a decoded token ({held_by.provenance}). "
+            "Where it does, --columns duration_s=NAME names the column or field."
         )
         findings.append(Finding(severity="warning", code="service-assumed", text=text))
     if same_moment > _WORTH_SAYING * input_tokens:

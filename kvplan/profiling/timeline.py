@@ -284,16 +284,14 @@ def _most_active(steps: Flight, start_s: float, width: float, count: int) -> Int
 
 
 def by_hour(requests: Requests) -> tuple[Arrivals, ...]:
-    """What arrived in each hour of the day: UTC where the stamps are dates (after 2001), else from the log's start.
+    """What arrived in each hour of the day (UTC).
 
-    Empty for a log of an hour or less.
+    Empty for a log of an hour or less, and for one whose stamps are no dates (after 2001).
     """
     time_s = np.asarray(requests.time_s, np.float64)
-    start = 0.0 if time_s[0] >= _DATED_S else float(time_s[0])
-    if time_s[-1] - time_s[0] <= 3600:
+    if time_s[0] < _DATED_S or time_s[-1] - time_s[0] <= 3600:
         return ()
-    clock_s = time_s - start
-    clock_s //= 3600
+    clock_s = time_s // 3600
     clock_s %= 24
     hour = clock_s.astype(np.int64)
     arrived = np.bincount(hour, minlength=24)
