@@ -102,6 +102,7 @@ def _recorded(runs: Narrow, found: Int, r: Int, q: Int, begin: Int, end: Int, ne
 
 @compiled
 def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Narrow) -> tuple[Narrow, Int]:
+    # `rows` may be empty where `ends` is not: all requests.
     requests = shared.size
     # What has been touched of a stretch is a list of pieces from its beginning on, the newest first.
     head = np.full(requests, -1, np.int32)
@@ -112,8 +113,8 @@ def _find_runs(parent: Narrow, shared: Narrow, rows: Narrow, ends: Narrow) -> tu
     runs = np.empty((5, max(16, 2 * requests)), np.int32)
     found = np.int64(0)
     up = np.empty(64, np.int32)
-    for i in range(rows.size):
-        r, n = np.int64(rows[i]), np.int64(ends[i])
+    for i in range(ends.size):
+        r, n = np.int64(rows[i]) if rows.size else i, np.int64(ends[i])
         up, stretches = climbed(parent, shared, r, n, up)
         begin, depth, q = (
             np.int64(0),
@@ -278,7 +279,7 @@ def _hit_depths_within(parent: Narrow, shared: Narrow, counts: Narrow, group: In
 
 
 @compiled
-def _stretches(parent: Narrow, shared: Narrow, first: Narrow, order: Ints) -> tuple[Narrow, int]:
+def _stretches(parent: Narrow, shared: Narrow, first: Narrow, order: Narrow) -> tuple[Narrow, int]:
     """Stretches cut where references change; `order` is the requests by parent, then by the depth they share."""
     requests = shared.size
     times = np.zeros(requests, np.int32)  # who shares any block of a request's own shares the first
@@ -331,7 +332,7 @@ def unique_blocks(requests: Requests) -> int:
 
 
 def find_runs(
-    requests: Requests, progress: Progress = silent, *, rows: Ints | None = None, keep: Ints | None = None
+    requests: Requests, progress: Progress = silent, *, rows: Ints | None = None, keep: Whole | None = None
 ) -> Runs:
     """Every reuse of the log as runs. O(stretches of paths) sequential steps plus O(runs x log requests).
 
@@ -341,8 +342,8 @@ def find_runs(
     announce(progress, _find_runs)
     progress("finding every reuse")
     tree = paths.tree(requests)
-    ends = paths.counts(tree) if keep is None else keep.astype(np.int32)
-    chosen = np.arange(ends.size, dtype=np.int32) if rows is None else rows.astype(np.int32)
+    ends = paths.counts(tree) if keep is None else keep.astype(np.int32, copy=False)
+    chosen = np.zeros(0, np.int32) if rows is None else rows.astype(np.int32)
     table, found = _find_runs(tree.parent, tree.shared, chosen, ends if rows is None else ends[rows])
     request, toucher, depth, length, rank = table[:, :found]
     return Runs(request=request, toucher=toucher, depth=depth, length=length, rank=rank)
@@ -453,7 +454,8 @@ class Stretches:
 def references(requests: Requests) -> Stretches:
     """How many requests have each block."""
     tree = paths.tree(requests)
-    table, found = _stretches(tree.parent, tree.shared, tree.first, np.lexsort((tree.shared, tree.parent)))
+    order = np.lexsort((tree.shared, tree.parent)).astype(np.int32)
+    table, found = _stretches(tree.parent, tree.shared, tree.first, order)
     request, first, end, times = table[:, :found]
     return Stretches(request=request, first=first, end=end, references=times)
 

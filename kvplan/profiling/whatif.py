@@ -50,12 +50,12 @@ def curve(runs: reuse.Runs, requests: Requests, capacities: Sequence[int], first
     )
 
 
-def shared_blocks(requests: Requests, references: reuse.Stretches) -> Ints:
-    """By request: its leading blocks that other requests have too, int64 (requests,).
+def shared_blocks(requests: Requests, references: reuse.Stretches) -> Narrow:
+    """By request: its leading blocks that other requests have too, int32 (requests,).
 
     LRU that stores these alone does without the blocks with one reference, which the log never uses again.
     """
-    shared = paths.tree(requests).shared.astype(np.int64)  # what a request has from another has two at least
+    shared = paths.tree(requests).shared.copy()  # what a request has from another has two at least
     again = references.references > 1
     np.maximum.at(shared, references.request[again], references.end[again])
     return shared
