@@ -422,7 +422,7 @@ def _sizes(files: list[_File], order: Ints | None, tree: PathTree, rows: Rows) -
     if not two:
         return []
     text = (
-        f"{two:,} requests end in a block whose id names another number of tokens elsewhere, the first at "
+        f"In {counted(two, 'request')} the id of the last block names another number of tokens elsewhere, the first at "
         f"{_where(files, first if order is None else int(order[first]))}: "
         "each reuse of it counts what the reusing request has."
     )

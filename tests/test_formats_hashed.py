@@ -161,9 +161,11 @@ def test_requests_come_after_those_they_wait_for() -> None:
     root, other, child, join = paths_of(requests)
     assert root[0] == child[0] == join[0]
     assert not set(other) & {*root, *child, *join}  # the ids of another play
-    assert "2 requests wait for others" in finding(requests, "delays")
+    assert "2 requests had to wait for others" in finding(requests, "delays")
     assert "as its header says" in finding(requests, "block-size")
-    assert finding(requests, "id-sizes").startswith("1 requests")  # id 2 ends a prompt of 100 tokens and fills a block
+    assert finding(requests, "id-sizes").startswith(
+        "In 1 request the id"
+    )  # id 2 ends a prompt of 100 tokens and fills a block
 
 
 def test_agentic_traces_without_a_header(write: Any) -> None:
@@ -282,7 +284,7 @@ def test_dynamo_traces_count_from_arrival() -> None:
     assert requests.time_s.tolist() == [1_755_000_000.1, 1_755_000_000.9, 1_755_000_001.0]
     assert paths_of(requests) == [[0, 1], [0, 2, 4], [0, 2, 3]] or paths_of(requests) == [[0, 1], [0, 2, 3], [0, 2, 4]]
     assert requests.duration_s[:2].tolist() == [0.3, 1.6]
-    assert "1 events of other kinds" in finding(requests, "other-events")
+    assert "1 event of other kinds" in finding(requests, "other-events")
 
 
 def test_dynamo_mistakes_are_named(write: Any) -> None:

@@ -241,7 +241,7 @@ def test_spans_become_requests() -> None:
     assert requests.tenants == ("m",)
     first, second = paths_of(requests)
     assert second[: len(first) - 1] == first[:-1]
-    assert "1 spans that are no requests" in finding(requests, "other-spans")
+    assert "1 span of something else than a request" in finding(requests, "other-spans")
     assert finding(requests, "cached-tokens").startswith("1 of 2 requests")
 
 

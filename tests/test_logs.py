@@ -210,7 +210,7 @@ def test_ids_of_contents_are_chained_to_prefixes_and_said(write: Any) -> None:
 def test_an_id_of_two_sizes_is_said(write: Any) -> None:
     """An id seen with 512 tokens and with 182 cannot be a hash of the content."""
     rows = [row(0, 512 + 182, [0, 1]), row(1, 1024 + 1, [0, 1, 2])]
-    assert finding(read([write(rows)], block_tokens=512), "id-sizes").startswith("1 requests")
+    assert finding(read([write(rows)], block_tokens=512), "id-sizes").startswith("In 1 request the id")
     assert "id-sizes" not in codes(read([write(GOOD)]))
 
 

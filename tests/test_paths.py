@@ -225,7 +225,7 @@ def test_logs_are_read_as_the_lists_of_ids_in_them(tmp_path: Path, given_files: 
     two = of_two_sizes([row for _, row in rows])
     assert ("id-sizes" in said) == bool(two)
     if two:
-        assert said["id-sizes"].startswith(f"{len(two)} requests end")
+        assert said["id-sizes"].startswith(f"In {len(two)} request")
         assert f"the first at {tmp_path / rows[two[0]][0]}:" in said["id-sizes"]
 
 

@@ -19,6 +19,7 @@ from kvplan.formats import hashed
 from kvplan.formats.entries import Entry, collected, decoded, key, keys, name_at, number, tenant, tokens
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows, label
+from kvplan.units import counted
 
 _SCHEMA, _VERSION = "dynamo.agentic_mooncake", 2
 
@@ -144,8 +145,8 @@ def _findings(waited: int, local: bool) -> list[Finding]:
     findings = []
     if waited:
         text = (
-            f"{waited:,} requests wait for others, whose answers the log does not time: they are taken as immediate, "
-            "so that requests come earlier here than they did."
+            f"{counted(waited, 'request')} had to wait for others, whose answers the log does not time: they are "
+            "taken as immediate, so that requests come earlier here than they did."
         )
         findings.append(Finding(severity="warning", code="delays", text=text))
     if local:

@@ -10,6 +10,7 @@ from kvplan.formats import hashed
 from kvplan.formats.entries import Entry, collected, decoded, keys, name_at, number, seconds, tenant, tokens
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows
+from kvplan.units import counted
 
 _SCHEMA = "dynamo.request.trace.v1"
 
@@ -59,6 +60,6 @@ def read(lines: Lines, options: Options) -> Rows:
         Finding(severity="info", code="times", text="Arrival times are those of 'request_received_ms' (milliseconds).")
     ]
     if others:
-        text = f"{others:,} events of other kinds than request_end were passed over."
+        text = f"Passed over: {counted(others, 'event')} of other kinds than request_end."
         findings.append(Finding(severity="info", code="other-events", text=text))
     return hashed.rows(lines, options, columns, findings, "its field 'trace_block_size'")

@@ -17,6 +17,7 @@ from kvplan.formats.parts import Reply, reply_of
 from kvplan.formats.rows import Options, Rows, label, malformed
 from kvplan.formats.texts import LogOfEither, Prompt
 from kvplan.formats.work import Work
+from kvplan.units import counted
 
 _STARTS = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
 _ENDS = ("endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime")
@@ -53,7 +54,7 @@ def read(lines: Lines, options: Options) -> Rows:
                     lines.bad(number, malformed(error))
         findings = [times] if (times := start.finding()) else []
         if others:
-            text = f"{others:,} spans that are no requests to a model were passed over."
+            text = f"Passed over: {counted(others, 'span')} of something else than a request to a model."
             findings.append(Finding(severity="info", code="other-spans", text=text))
         return log.rows(tuple(findings), _WITHOUT)
 

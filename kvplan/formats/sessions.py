@@ -24,6 +24,7 @@ from kvplan.formats.lines import Lines
 from kvplan.formats.roles import Fields
 from kvplan.formats.rows import Options, Rows
 from kvplan.formats.times import TIME_UNITS
+from kvplan.units import counted
 
 Ints: TypeAlias = NDArray[np.int64]
 
@@ -118,8 +119,8 @@ def _rows(lines: Lines, options: Options, entries: list[Entry], chained: int, de
     findings = _times(entries, Fields(_OWN, options.columns))
     if chained:
         text = (
-            f"{chained:,} turns come a delay after the answer before, which the log does not time: answers are taken "
-            "as immediate, so that turns come earlier here than they did."
+            f"{counted(chained, 'turn')} came a delay after the answer before, which the log does not time: answers "
+            "are taken as immediate, so that turns come earlier here than they did."
         )
         findings.append(Finding(severity="warning", code="delays", text=text))
     if deltas:

@@ -16,6 +16,7 @@ from kvplan.formats import hashed
 from kvplan.formats.entries import Entry, collected, decoded, keys, name_at, narrow, number, seconds, tenant, tokens
 from kvplan.formats.lines import Lines
 from kvplan.formats.rows import Options, Rows
+from kvplan.units import counted
 
 _MOST_ID = 2**40
 
@@ -102,7 +103,7 @@ def _findings(nested: int, local: bool) -> list[Finding]:
     text = "Arrival times are those of 't', in seconds since each session's start: how sessions overlap is not known."
     findings = [Finding(severity="warning", code="session-times", text=text)]
     if nested:
-        text = f"{nested:,} requests are of sub-agents and share their session's blocks."
+        text = f"{counted(nested, 'request')} came from sub-agents, among their session's blocks."
         findings.append(Finding(severity="info", code="sub-agents", text=text))
     if local:
         text = "Block ids are local to their session: sessions share nothing here, which they may in a real cache."
