@@ -87,7 +87,7 @@ def _doubt(time_s: Floats, unit: str) -> tuple[str, str] | None:
         if low >= _FIRST_DATE_S * factor and high <= _LAST_DATE_S * factor
     ]
     if dated and dated[0] != unit:
-        return f"The times are dates of this century in {dated[0]}, and would be of 1970 or none in {unit}", dated[0]
+        return f"The times are dates of this century only in {dated[0]}", dated[0]
     span_s, size = (high - low) / TIME_UNITS[f"time_{unit}"], time_s.size
     if size >= _MANY and 0 < span_s < _SHORT_S and unit != "s":
         return f"{size:,} requests within {show_duration(span_s)} are more than servers see", "s"
