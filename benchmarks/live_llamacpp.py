@@ -65,7 +65,6 @@ class Setting:
 SETTINGS = (
     Setting(slots=1, unified=False, at_once=1),
     Setting(slots=4, unified=False, at_once=4),
-    Setting(slots=4, unified=True, at_once=4),  # as the server is without a word
 )
 
 
