@@ -11,9 +11,15 @@ from __future__ import annotations
 
 
 class KvplanError(Exception):
-    """Something the user can act on: one line that names the file, line or key and what to do."""
+    """Something the user can act on: one line that names the file, line or key and what to do.
+
+    It often quotes what stands in a file: line breaks and control characters in that are written out, as `\\n`.
+    """
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return "".join(ch if ch.isprintable() else repr(ch)[1:-1] for ch in super().__str__())
 
 
 class UsageError(KvplanError):

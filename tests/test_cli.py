@@ -378,3 +378,12 @@ def test_ctrl_c_during_a_disk_probe_leaves_nothing_and_ends_with_130(tmp_path: P
     assert out == b""
     assert b"Traceback" not in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_file_says_cannot_break_the_line_of_an_error_nor_steer_a_terminal(run: Run, folder: Path) -> None:
+    (folder / "odd.jsonl").write_text('{"chat\\nid": 1, "hash\\u001b[31m": [1]}\n')
+    done = run("workload", "odd.jsonl")
+    assert done.code == 1
+    assert done.err.count("\n") == 1
+    assert "\x1b" not in done.err
+    assert "has the keys chat\\nid, hash\\x1b[31m" in done.err
